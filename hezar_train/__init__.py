@@ -1,0 +1,58 @@
+"""Train any PyTorch model from one dataclass; kill it anywhere and get the same model, bit by bit.
+
+The public names are looked up when they are first used: importing this package imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hezar_train.config import MetricConfig, TrainerConfig
+    from hezar_train.data import RangedSampler
+    from hezar_train.events import EventStorage, get_event_storage
+    from hezar_train.launch import Recipe
+    from hezar_train.loop import Hook
+    from hezar_train.state import TrainerState
+    from hezar_train.trainer import Trainer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EventStorage",
+    "Hook",
+    "MetricConfig",
+    "RangedSampler",
+    "Recipe",
+    "Trainer",
+    "TrainerConfig",
+    "TrainerState",
+    "__version__",
+    "get_event_storage",
+]
+
+_MODULE_OF_NAME = {
+    "EventStorage": "hezar_train.events",
+    "Hook": "hezar_train.loop",
+    "MetricConfig": "hezar_train.config",
+    "RangedSampler": "hezar_train.data",
+    "Recipe": "hezar_train.launch",
+    "Trainer": "hezar_train.trainer",
+    "TrainerConfig": "hezar_train.config",
+    "TrainerState": "hezar_train.state",
+    "get_event_storage": "hezar_train.events",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _MODULE_OF_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,23 @@
+"""The fields of a config, one file per owner; each group knows and checks its own fields and no others."""
+
+from __future__ import annotations
+
+from hezar_train.config.fields.checkpoint import CheckpointFields
+from hezar_train.config.fields.data import DataFields
+from hezar_train.config.fields.evaluation import EvaluationFields
+from hezar_train.config.fields.hardware import HardwareFields
+from hezar_train.config.fields.log import LogFields
+from hezar_train.config.fields.optimizer import OptimizerFields
+from hezar_train.config.fields.run import RunFields
+from hezar_train.config.fields.schedule import ScheduleFields
+
+__all__ = [
+    "CheckpointFields",
+    "DataFields",
+    "EvaluationFields",
+    "HardwareFields",
+    "LogFields",
+    "OptimizerFields",
+    "RunFields",
+    "ScheduleFields",
+]

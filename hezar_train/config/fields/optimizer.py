@@ -1,0 +1,58 @@
+"""Fields of the update: the loss, its weight, the optimizer, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hezar_train.config.checks import keywords, known_name, number, one_of
+from hezar_train.config.names import LOSSES, OPTIMIZERS, optimizer_name
+from hezar_train.errors import choices
+from hezar_train.types import OptimizerType
+
+__all__ = ["OptimizerFields"]
+
+KNOWN_OPTIMIZERS = tuple(name.lower() for name in OPTIMIZERS)
+FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+
+
+@dataclass(kw_only=True)
+class OptimizerFields:
+    optimizer: str | OptimizerType | None = None
+    """A class of torch.optim in any case, or a dotted path. None: adam."""
+
+    optimizer_kwargs: dict[str, Any] | None = None
+    """Further keyword arguments of the optimizer, such as `betas`."""
+
+    learning_rate: float = 2e-5
+    """First learning rate; a schedule changes it."""
+
+    weight_decay: float = 0.0
+    """Weight decay that is passed to the optimizer."""
+
+    max_grad_norm: float | None = None
+    """Longest gradient, as a 2-norm over all parameters; longer ones are scaled down. None: no clipping."""
+
+    criterion: str | None = None
+    """A loss class of torch.nn, or a dotted path, for models that do not return a loss."""
+
+    loss_weight: str | None = None
+    """What a loss is the mean of: "samples" or "labels" (those that are not -100). None: what the task says."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each mistake in these fields."""
+        yield from known_name("optimizer", self.optimizer, KNOWN_OPTIMIZERS, choices(OPTIMIZERS), optimizer_name)
+        yield from keywords("optimizer_kwargs", self.optimizer_kwargs)
+        yield from self._problems_of_doubled_keywords()
+        yield from number("learning_rate", self.learning_rate)
+        yield from number("weight_decay", self.weight_decay)
+        yield from number("max_grad_norm", self.max_grad_norm, above=0, optional=True)
+        yield from known_name("criterion", self.criterion, LOSSES, choices(LOSSES))
+        yield from one_of("loss_weight", self.loss_weight, ("samples", "labels"))
+
+    def _problems_of_doubled_keywords(self) -> Iterator[str]:
+        given = self.optimizer_kwargs if isinstance(self.optimizer_kwargs, Mapping) else {}
+        for keyword, field in FIELD_OF_KEYWORD.items():
+            if keyword in given:
+                yield f"optimizer_kwargs[{keyword!r}]={given[keyword]!r}: give it as the field {field} instead"

@@ -1,0 +1,168 @@
+"""Reading and writing small files: mappings as YAML or JSON, plain values, and the one atomic writer.
+
+A file written here is either the old one or the whole new one, whatever happens meanwhile. YAML is read by the rules of
+YAML 1.2 where its elder surprises: `1e-5` is a number, `no` is a word, a date is text. A key that appears twice is an
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hezar_train.config.names import is_importable
+from hezar_train.errors import ConfigError
+
+__all__ = ["read_mapping", "to_json", "to_plain", "to_yaml", "write_atomically", "write_mapping"]
+
+YAML_SUFFIXES = (".yaml", ".yml")
+JSON_SUFFIXES = (".json",)
+PREFIX_OF_TAGS = "tag:yaml.org,2002:"
+
+
+def to_plain(value: Any) -> Any:
+    """Return `value` in numbers, text, lists and mappings; functions and classes become dotted paths."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if is_importable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path:
+    """Write a file so that it is never seen half written, making its folder if need be; return its path."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+    return target
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # other systems cannot open a folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def to_yaml(mapping: Mapping[str, Any]) -> str:
+    """Return a mapping as YAML, in its own order."""
+    return yaml.safe_dump(to_plain(mapping), sort_keys=False, allow_unicode=True)
+
+
+def to_json(mapping: Mapping[str, Any]) -> str:
+    """Return a mapping as indented JSON, in its own order."""
+    return json.dumps(to_plain(mapping), indent=2, ensure_ascii=False) + "\n"
+
+
+def write_mapping(path: str | os.PathLike[str], mapping: Mapping[str, Any]) -> Path:
+    """Write a mapping atomically, as YAML or JSON by the file's suffix."""
+    write = to_json if _suffix(Path(path)) in JSON_SUFFIXES else to_yaml
+    return write_atomically(path, write(mapping))
+
+
+def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a mapping from a YAML or JSON file; what is wrong with the file is told with its line."""
+    source = Path(path)
+    parse = _parse_json if _suffix(source) in JSON_SUFFIXES else _parse_yaml
+    try:
+        content = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: cannot be read: {error}") from error
+    value = parse(content, source)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}, line 1: expected a mapping of names to values, got {type(value).__name__}")
+    return {str(key): item for key, item in value.items()}
+
+
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in (*YAML_SUFFIXES, *JSON_SUFFIXES):
+        raise ConfigError(f"{path}: expected a name that ends in .yaml, .yml or .json")
+    return suffix
+
+
+def _parse_json(content: str, source: Path) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            twice = next(key for key in mapping if sum(key == other for other, _ in pairs) > 1)
+            raise ConfigError(f"{source}: the key {twice!r} appears twice")
+        return mapping
+
+    try:
+        return json.loads(content, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{source}, line {error.lineno}: {error.msg}") from error
+
+
+def _parse_yaml(content: str, source: Path) -> Any:
+    try:
+        return yaml.load(content, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{source}{line}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Build plain values only, and refuse a key that appears twice."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"the key {key.value!r} appears twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+        return node
+
+
+def _follow_yaml_1_2() -> None:
+    replaced = {f"{PREFIX_OF_TAGS}bool", f"{PREFIX_OF_TAGS}timestamp"}
+    _Loader.yaml_implicit_resolvers = {
+        first: [(tag, rule) for tag, rule in rules if tag not in replaced]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _Loader.add_implicit_resolver(
+        f"{PREFIX_OF_TAGS}bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+    )
+    _Loader.add_implicit_resolver(
+        f"{PREFIX_OF_TAGS}float",
+        re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+
+
+_follow_yaml_1_2()

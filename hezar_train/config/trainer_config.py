@@ -1,0 +1,216 @@
+"""`TrainerConfig`: what the user asked for, checked as a whole, and read back from the file it was written to.
+
+It holds no derived numbers (those are the plan's) and no progress (that is the state's), and nothing in this package
+changes one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from hezar_train.config.fields import (
+    CheckpointFields,
+    DataFields,
+    EvaluationFields,
+    HardwareFields,
+    LogFields,
+    OptimizerFields,
+    RunFields,
+    ScheduleFields,
+)
+from hezar_train.config.files import read_mapping, to_plain, write_mapping
+from hezar_train.config.metric_config import metric_to_plain, metrics_from_plain
+from hezar_train.config.names import (
+    OPTIMIZER_ALIASES,
+    SCHEDULER_ALIASES,
+    optimizer_name,
+    precision_name,
+    scheduler_name,
+)
+from hezar_train.config.unknown import tells_unknown_fields, unknown_field
+from hezar_train.errors import ConfigError, suggestion
+
+__all__ = ["CONFIG_FILE", "TrainerConfig"]
+
+CONFIG_FILE = "train_config.yaml"
+
+GROUPS = (
+    RunFields,
+    HardwareFields,
+    DataFields,
+    OptimizerFields,
+    ScheduleFields,
+    EvaluationFields,
+    CheckpointFields,
+    LogFields,
+)
+
+MARKS_OF_HEZAR = {"name": "trainer", "config_type": "trainer"}
+"""Entries that Hezar writes into every config file; they say nothing here."""
+
+PERIODS = ("save_steps", "log_steps", "eval_steps", "lr_scheduling_steps")
+
+
+@tells_unknown_fields
+@dataclass(eq=False)
+class TrainerConfig(  # the last parent's fields come first
+    LogFields,
+    CheckpointFields,
+    EvaluationFields,
+    ScheduleFields,
+    OptimizerFields,
+    DataFields,
+    HardwareFields,
+    RunFields,
+):
+    """Everything a training run is told, in one flat dataclass; construction reports all mistakes in one error."""
+
+    def __post_init__(self) -> None:
+        if self.save_freq == "deprecated":  # the value that Hezar's files hold
+            self.save_freq = None
+        renames = self.save_freq is not None and self.save_steps is None
+        if renames:
+            # A wrong value is then reported under the new name.
+            self.save_steps, self.save_freq = self.save_freq, None  # type: ignore[assignment]
+        self.metrics = metrics_from_plain(self.metrics)
+        self.validate()
+        if renames:
+            warnings.warn("save_freq is deprecated: write save_steps instead", DeprecationWarning, stacklevel=4)
+        for caution in self._cautions():
+            warnings.warn(caution, stacklevel=4)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.fields():
+            raise ConfigError(unknown_field(name, self.fields()))
+        super().__setattr__(name, value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TrainerConfig):
+            return NotImplemented
+        return type(self) is type(other) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.fields():
+            raise KeyError(f"{name!r} is not a field.{suggestion(name, self.fields())}")
+        return getattr(self, name)
+
+    def __len__(self) -> int:
+        return len(self.fields())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields())
+
+    @classmethod
+    def fields(cls) -> dict[str, dataclasses.Field[Any]]:
+        """Return the dataclass fields by name, in order."""
+        return {field.name: field for field in dataclasses.fields(cls)}
+
+    def keys(self) -> list[str]:
+        """Return the names of all fields."""
+        return list(self.fields())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a field's value, or `default` where there is no such field."""
+        return getattr(self, key) if key in self.fields() else default
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each mistake, group by group."""
+        for group in GROUPS:
+            yield from group.problems(self)
+
+    def validate(self) -> None:
+        """Raise one `ConfigError` with every problem, if there are any."""
+        if problems := list(self.problems()):
+            raise ConfigError(problems)
+
+    def update(self, changes: Mapping[str, Any] | None = None, **more: Any) -> Self:
+        """Change several fields at once, or none if the result would have a problem; return the config itself."""
+        current = {name: getattr(self, name) for name in self}
+        changed = type(self).from_dict({**current, **(changes or {})}, **more)
+        for name in self:
+            setattr(self, name, getattr(changed, name))
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields in plain values, as a file holds them."""
+        plain = {name: to_plain(getattr(self, name)) for name in self if name != "metrics"}
+        metrics = None if self.metrics is None else [metric_to_plain(metric) for metric in self.metrics]
+        return {name: metrics if name == "metrics" else plain[name] for name in self}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
+        """Build a config from a mapping, in which `overrides` win."""
+        given = {str(name): value for name, value in values.items() if (name, value) not in MARKS_OF_HEZAR.items()}
+        return cls(**{**given, **overrides})
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        filename: str = CONFIG_FILE,
+        subfolder: str | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Read a config from a YAML or JSON file, or from the file of that name in a folder."""
+        source = Path(path)
+        if source.is_dir():
+            source = source / (subfolder or "") / filename
+        if not source.exists():
+            raise ConfigError(f"{source}: there is no such file")
+        return cls.from_dict(read_mapping(source), **overrides)
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        filename: str = CONFIG_FILE,
+        subfolder: str | None = None,
+        skip_none_fields: bool = True,
+    ) -> Path:
+        """Write the config as YAML or JSON, by the suffix of `filename`, and return the file's path."""
+        values = {name: value for name, value in self.to_dict().items() if value is not None or not skip_none_fields}
+        return write_mapping(Path(directory) / (subfolder or "") / filename, values)
+
+    @property
+    def precision(self) -> str:
+        """The precision to train in: "no" (fp32), "bf16", "fp16" or "fp8"."""
+        return precision_name(self.mixed_precision)
+
+    @property
+    def optimizer_name(self) -> str:
+        """The optimizer in lower case with old spellings resolved, or its dotted path."""
+        return optimizer_name(self.optimizer)
+
+    @property
+    def scheduler_name(self) -> str | None:
+        """The schedule's short name or torch class name with old spellings resolved, its dotted path, or None."""
+        return scheduler_name(self.lr_scheduler)
+
+    def best_metric_key(self, evaluates: bool) -> str:
+        """Return the full name under which the metric for the best model is logged."""
+        if self.metric_for_best_model.startswith(("train.", "evaluation.")):
+            return self.metric_for_best_model
+        return f"{'evaluation' if evaluates else 'train'}.{self.metric_for_best_model}"
+
+    def _cautions(self) -> Iterator[str]:
+        """Yield what works, but perhaps not as meant."""
+        if self.optimizer is not None and self.optimizer.lower() in OPTIMIZER_ALIASES:
+            yield f"optimizer={str(self.optimizer)!r} is an old spelling of {self.optimizer_name!r}"
+        if self.lr_scheduler is not None and self.lr_scheduler.lower() in SCHEDULER_ALIASES:
+            yield f"lr_scheduler={str(self.lr_scheduler)!r} is an old spelling of {self.scheduler_name!r}"
+        accumulation = self.gradient_accumulation_steps
+        for name in PERIODS:
+            period = getattr(self, name)
+            if isinstance(period, int) and period % accumulation:
+                updates = -(-period // accumulation)
+                yield (
+                    f"{name}={period} is not a multiple of gradient_accumulation_steps={accumulation}: what falls due "
+                    f"inside an update happens at its end, here every {updates * accumulation} steps"
+                )

@@ -1,0 +1,106 @@
+"""Every error a user can meet: one base, a few kinds, each saying what was given, what was expected and what to do.
+
+This module owns the kinds and the one way to suggest a spelling; it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "HezarTrainError",
+    "HookError",
+    "HubError",
+    "MissingDependencyError",
+    "NonFiniteError",
+    "RunLockedError",
+    "TrainingInterrupted",
+    "choices",
+    "suggestion",
+]
+
+
+class HezarTrainError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class ConfigError(HezarTrainError, ValueError):
+    """A setting, or a combination of settings, that cannot work; `problems` holds every one found."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        if len(self.problems) == 1:
+            return self.problems[0]
+        lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(self.problems, start=1))
+        return f"{len(self.problems)} problems:\n{lines}"
+
+
+class DataError(HezarTrainError, ValueError):
+    """A dataset, loader or batch of a form that cannot be trained on."""
+
+
+class CheckpointError(HezarTrainError, ValueError):
+    """A checkpoint that is missing, damaged, or does not fit the run."""
+
+
+class RunLockedError(HezarTrainError):
+    """Another live trainer holds the run's folder."""
+
+
+class HubError(HezarTrainError):
+    """The Hub refused or could not be reached."""
+
+
+class HookError(HezarTrainError, ValueError):
+    """A hook, moment or hook name that does not exist, or exists twice."""
+
+
+class MissingDependencyError(HezarTrainError, ImportError):
+    """An optional package is needed; the message names the extra to install."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package!r}. Install it with: pip install 'hezar-train[{extra}]'"
+        )
+
+
+class NonFiniteError(HezarTrainError, ArithmeticError):
+    """The loss or the gradient norm is not finite; the update was not applied."""
+
+    def __init__(self, message: str, step: int, samples: Sequence[int]) -> None:
+        super().__init__(message)
+        self.step = step
+        self.samples = list(samples)
+
+
+class TrainingInterrupted(SystemExit):
+    """A signal ended the run after a save; `code` is the exit code (143 for SIGTERM, 130 for Ctrl-C)."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(code)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the nearest known word, or an empty string."""
+    spelled = {word.lower(): word for word in known}
+    typed = str(given).lower()
+    near = difflib.get_close_matches(typed, spelled, n=1, cutoff=0.6)
+    if not near and len(typed) >= 3:
+        near = [word for word in spelled if word.startswith(typed)]
+    return f" Did you mean {spelled[near[0]]!r}?" if near else ""
+
+
+def choices(known: Iterable[str]) -> str:
+    """Join names for a message, sorted."""
+    return ", ".join(sorted(known))

@@ -1,0 +1,327 @@
+"""`Plan`: what follows from a config, the number of samples and the number of processes, as one pure function.
+
+A step is one micro-batch on each process, an update is one window of steps. An epoch is cut into windows of
+`window_samples`; the last may be short, or is dropped with `drop_last`. Every `*_steps` field of the config becomes a
+period in updates here, once, and `exactness_changes` tells what keeps a run from going on exactly. No torch, no files
+but the plan's own, and nothing here knows where the run is: that is the state's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hezar_train.config import TrainerConfig, optimizer_name, precision_name, read_mapping, scheduler_name, to_plain
+from hezar_train.config.files import write_mapping
+from hezar_train.config.names import is_dotted_path
+from hezar_train.errors import ConfigError, DataError
+
+__all__ = ["Plan", "WindowSpan", "exactness_changes", "is_due", "make_plan"]
+
+
+class WindowSpan(NamedTuple):
+    """One update's share of an epoch's order."""
+
+    first: int
+    """Position of its first sample."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    """Samples in it, over all processes."""
+
+    num_steps: int
+    """Steps it takes."""
+
+    ends_epoch: bool
+    """Whether it is the epoch's last."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The run in numbers; it stays the same from start to end."""
+
+    num_samples: int | None
+    """Samples in an epoch; None for a stream."""
+
+    num_processes: int
+    batch_size: int
+    """Samples in one step on each process."""
+
+    accumulation: int
+    """Steps in a whole window."""
+
+    num_epochs: int
+    drop_last: bool
+    window_samples: int
+    """Samples in a whole window, over all processes."""
+
+    steps_in_epoch: int | None
+    updates_in_epoch: int | None
+    total_steps: int
+    total_updates: int
+    log_updates: int | None
+    """Updates between log entries; None: at epoch ends only."""
+
+    save_updates: int | None
+    """Updates between saves besides those at epoch ends; None: no others."""
+
+    eval_updates: int | None
+    """Updates between evaluations besides those at epoch ends; None: no others."""
+
+    schedule_updates: int | None
+    """Updates between ticks of the schedule; None: a tick at each epoch end."""
+
+    total_ticks: int
+    """Ticks of the schedule in the whole run, at least 1."""
+
+    @property
+    def step_samples(self) -> int:
+        """Samples in one step, over all processes."""
+        return self.batch_size * self.num_processes
+
+    def windows(self, position: int, steps_left: int) -> Iterator[WindowSpan]:
+        """Yield the rest of an epoch from any position, stopping (in a shortened window) when no steps are left."""
+        end = self._end_of_epoch(position)
+        while position < end and steps_left > 0:
+            count = int(min(self.window_samples, end - position, steps_left * self.step_samples))
+            num_steps = -(-count // self.step_samples)
+            yield WindowSpan(position, count, num_steps, ends_epoch=position + count == end)
+            position += count
+            steps_left -= num_steps
+
+    def _end_of_epoch(self, position: int) -> float:
+        if self.num_samples is None:
+            return math.inf
+        if not self.drop_last:
+            return self.num_samples
+        return self.num_samples - (self.num_samples - position) % self.window_samples
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan in plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """Build a plan from what `to_dict` gave; names it does not know are ignored."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if missing := [name for name in names if name not in values]:
+            raise ConfigError(f"the plan lacks {', '.join(missing)}")
+        return cls(**{name: values[name] for name in names})
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan atomically as JSON."""
+        return write_mapping(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan from the file that `save` wrote."""
+        return cls.from_dict(read_mapping(path))
+
+
+def is_due(period: int | None, update_step: int) -> bool:
+    """Say whether something with this period in updates happens after update `update_step`."""
+    return period is not None and update_step > 0 and update_step % period == 0
+
+
+def make_plan(
+    config: TrainerConfig, num_samples: int | None, num_processes: int = 1, batch_size: int | None = None
+) -> Plan:
+    """Work out a run; `num_samples` None is a stream, and `batch_size` overrides the config's."""
+    batch_size = config.batch_size if batch_size is None else batch_size
+    accumulation = config.gradient_accumulation_steps
+    epoch = _Epoch.cut(config, num_samples, batch_size * num_processes, accumulation)
+    total_steps = _total_steps(config, epoch)
+    total_updates = _total_updates(total_steps, epoch, accumulation)
+
+    def updates(steps: float | None) -> int | None:
+        return _period_in_updates(steps, total_steps, accumulation)
+
+    schedule_updates = updates(config.lr_scheduling_steps)
+    return Plan(
+        num_samples=num_samples,
+        num_processes=num_processes,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        num_epochs=config.num_epochs,
+        drop_last=config.drop_last,
+        window_samples=batch_size * num_processes * accumulation,
+        steps_in_epoch=epoch.num_steps if epoch else None,
+        updates_in_epoch=epoch.num_updates if epoch else None,
+        total_steps=total_steps,
+        total_updates=total_updates,
+        log_updates=updates(config.log_steps),
+        save_updates=updates(config.save_steps) if config.save_enabled else None,
+        eval_updates=updates(config.eval_steps) if config.do_evaluate is not False else None,
+        schedule_updates=schedule_updates,
+        total_ticks=_total_ticks(config, epoch, total_steps, total_updates, schedule_updates),
+    )
+
+
+class _Epoch(NamedTuple):
+    """An epoch of known size, cut into steps and updates."""
+
+    num_steps: int
+    num_updates: int
+
+    @classmethod
+    def cut(cls, config: TrainerConfig, num_samples: int | None, step_samples: int, accumulation: int) -> _Epoch | None:
+        """Count the steps and updates of an epoch; None for a stream."""
+        if num_samples is None:
+            return None
+        if num_samples < 1:
+            raise DataError("The training data is empty: expected at least one sample.")
+        window_samples = step_samples * accumulation
+        if not config.drop_last:
+            return cls(-(-num_samples // step_samples), -(-num_samples // window_samples))
+        num_updates = num_samples // window_samples
+        if num_updates == 0:
+            raise ConfigError(
+                f"drop_last=True drops all of the training data: {num_samples} samples do not fill one update of "
+                f"{window_samples} (batch_size x processes x gradient_accumulation_steps). Lower one of these, or set "
+                "drop_last=False."
+            )
+        return cls(num_updates * accumulation, num_updates)
+
+
+def _total_steps(config: TrainerConfig, epoch: _Epoch | None) -> int:
+    if epoch is None:
+        if not isinstance(config.max_steps, int):
+            raise ConfigError(
+                f"The length of the training data is unknown and max_steps={config.max_steps!r}: say where the run "
+                "ends with a whole number of steps, for example max_steps=1000."
+            )
+        return config.max_steps
+    whole = epoch.num_steps * config.num_epochs
+    if config.max_steps is None:
+        return whole
+    return min(_steps(config.max_steps, whole), whole)
+
+
+def _steps(given: float, whole: int) -> int:
+    """Return a count of steps as it is, and a share of the whole rounded up, as the decimal number that was written."""
+    if isinstance(given, float):
+        return max(1, math.ceil(Fraction(repr(float(given))) * whole))  # 0.7 * 10 in floats is more than 7
+    return given
+
+
+def _total_updates(total_steps: int, epoch: _Epoch | None, accumulation: int) -> int:
+    if epoch is None:
+        return -(-total_steps // accumulation)
+    whole_epochs, rest = divmod(total_steps, epoch.num_steps)
+    return whole_epochs * epoch.num_updates - (-rest // accumulation)
+
+
+def _period_in_updates(steps: float | None, total_steps: int, accumulation: int) -> int | None:
+    return -(-_steps(steps, total_steps) // accumulation) if steps else None
+
+
+def _total_ticks(
+    config: TrainerConfig, epoch: _Epoch | None, total_steps: int, total_updates: int, schedule_updates: int | None
+) -> int:
+    if schedule_updates is not None:
+        return max(1, total_updates // schedule_updates)
+    return max(1, total_steps // epoch.num_steps) if epoch else config.num_epochs
+
+
+_NORMALISED: dict[str, Callable[[Any], Any]] = {
+    "seed": to_plain,
+    "dataloader_shuffle": to_plain,
+    "reshuffle_each_epoch": to_plain,
+    "drop_last": to_plain,
+    "optimizer": optimizer_name,
+    "optimizer_kwargs": lambda given: to_plain(given or {}),
+    "learning_rate": to_plain,
+    "weight_decay": to_plain,
+    "max_grad_norm": to_plain,
+    "lr_scheduler": scheduler_name,
+    "lr_scheduler_kwargs": lambda given: to_plain(given or {}),
+    "lr_scheduling_steps": to_plain,
+    "mixed_precision": precision_name,
+    "loss_weight": to_plain,
+    "criterion": to_plain,
+    "deterministic": to_plain,
+}
+"""Fields that change what an update does, each with how to make equal meanings equal."""
+
+_LENGTH_KEYWORDS = {
+    "one_cycle": {"total_steps", "steps_per_epoch"},
+    "linear": {"total_iters"},
+    "polynomial": {"total_iters"},
+    "cosine_annealing": {"T_max"},
+    "cyclic": {"step_size_up"},
+    "sequential": set[str](),
+    "OneCycleLR": {"total_steps", "steps_per_epoch"},
+    "LinearLR": {"total_iters"},
+    "PolynomialLR": {"total_iters"},
+    "CosineAnnealingLR": {"T_max"},
+    "CyclicLR": {"step_size_up"},
+    "SequentialLR": set[str](),
+    "ChainedScheduler": set[str](),
+}
+"""Schedules that are laid out over the whole run unless one of these keywords gives their length."""
+
+
+def exactness_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> list[str]:
+    """List, in plain words, every change of config or data with which a run cannot go on exactly.
+
+    `old` and `new` are configs as dicts (a missing field has its default). The number of processes is not a change.
+    """
+    return [
+        *_plan_changes(old_plan, new_plan),
+        *_field_changes(old, new),
+        *_pace_changes(old, new, old_plan, new_plan),
+        *_length_changes(new, old_plan, new_plan),
+    ]
+
+
+def _change(name: str, before: Any, now: Any) -> Iterator[str]:
+    if before != now:
+        yield f"{name}: {before!r} in the checkpoint, {now!r} now"
+
+
+def _plan_changes(old: Plan, new: Plan) -> Iterator[str]:
+    yield from _change("num_samples", old.num_samples, new.num_samples)
+    yield from _change("batch_size", old.batch_size, new.batch_size)
+    yield from _change("gradient_accumulation_steps", old.accumulation, new.accumulation)
+
+
+def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    fields = TrainerConfig.fields()
+    for name, normalised in _NORMALISED.items():
+        default = fields[name].default
+        yield from _change(name, normalised(old.get(name, default)), normalised(new.get(name, default)))
+
+
+def _pace_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> Iterator[str]:
+    """Tell of a pace that is a share of the run, where the share is as before but the run is not."""
+    share = new.get("lr_scheduling_steps")
+    if isinstance(share, float) and share == old.get("lr_scheduling_steps"):
+        yield from _change(
+            f"updates between ticks of the schedule (lr_scheduling_steps={share!r})",
+            old_plan.schedule_updates,
+            new_plan.schedule_updates,
+        )
+
+
+def _length_changes(config: Mapping[str, Any], old: Plan, new: Plan) -> Iterator[str]:
+    """Tell of a run of another length where the schedule is laid out over the whole run."""
+    if old.total_ticks != new.total_ticks and _is_laid_out_over_the_run(config):
+        yield (
+            f"total steps: {old.total_steps} in the checkpoint, {new.total_steps} now (from num_epochs, max_steps and "
+            f"the data; lr_scheduler={scheduler_name(config['lr_scheduler'])!r} is laid out over the whole run)"
+        )
+
+
+def _is_laid_out_over_the_run(config: Mapping[str, Any]) -> bool:
+    scheduler = scheduler_name(config.get("lr_scheduler"))
+    if scheduler is None:
+        return False
+    if is_dotted_path(scheduler):
+        return True
+    lengths = _LENGTH_KEYWORDS.get(scheduler)
+    return lengths is not None and not lengths & (config.get("lr_scheduler_kwargs") or {}).keys()

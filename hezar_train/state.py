@@ -1,0 +1,148 @@
+"""`TrainerState`: where a run is, as one JSON file inside each checkpoint.
+
+Counters, position, loss sums, the best checkpoint and the hooks' own states; no tensors, no settings, no derived
+numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from hezar_train.config.files import read_mapping, write_atomically
+from hezar_train.errors import CheckpointError, ConfigError
+
+__all__ = ["STATE_VERSION", "TrainerState"]
+
+STATE_VERSION = 1
+
+
+@dataclass
+class TrainerState:
+    """Where a run is; two runs with equal states and tensors go on alike."""
+
+    version: int = STATE_VERSION
+    """Version of this layout."""
+
+    epoch: int = 1
+    """The epoch under way, or the one just finished; the first is 1."""
+
+    total_epochs: int = 1
+    """Epochs in the whole run."""
+
+    global_step: int = 0
+    """Steps done in the whole run."""
+
+    epoch_step: int = 0
+    """Steps done in this epoch."""
+
+    update_step: int = 0
+    """Updates applied in the whole run."""
+
+    position: int = 0
+    """Samples consumed in this epoch, over all processes."""
+
+    samples_seen: int = 0
+    """Samples consumed in the whole run, over all processes."""
+
+    epoch_finished: bool = False
+    """Whether this epoch has no samples left."""
+
+    evaluation_pending: bool = False
+    """Whether an evaluation fell due and its result is not yet recorded."""
+
+    loss_tracker_sum: float = 0.0
+    """Sum of the weighted losses that the running mean is taken over."""
+
+    loss_tracker_count: float = 0.0
+    """Sum of the weights that belong to `loss_tracker_sum`."""
+
+    period_loss_sum: float = 0.0
+    """Sum of the weighted losses since the last log entry."""
+
+    period_loss_count: float = 0.0
+    """Sum of the weights that belong to `period_loss_sum`."""
+
+    metric_for_best_checkpoint: str | None = None
+    """Full name of the metric that tells the best checkpoint."""
+
+    best_metric_value: float | None = None
+    """Best value of that metric; always finite."""
+
+    best_checkpoint: int | None = None
+    """Step of the checkpoint that has it."""
+
+    logs_dir: str | None = None
+    """Folder of the logs of this start."""
+
+    stop_reason: str | None = None
+    """Why the run ended; None while it goes on."""
+
+    hooks: dict[str, Any] = field(default_factory=dict)
+    """States of hooks, by the hook's name, in plain values."""
+
+    files: dict[str, int] = field(default_factory=dict)
+    """Sizes in bytes of the append-only files when this state was saved."""
+
+    @property
+    def loss_tracker_avg(self) -> float:
+        """Running mean of the loss; 0.0 before the first."""
+        return self.loss_tracker_sum / self.loss_tracker_count if self.loss_tracker_count else 0.0
+
+    def update(self, items: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """Set several fields; names that are none are ignored."""
+        names = {each.name for each in dataclasses.fields(self)}
+        for name, value in {**(items or {}), **more}.items():
+            if name in names:
+                setattr(self, name, value)
+
+    def update_best_results(self, metric_value: float, objective: str, step: int) -> bool:
+        """Take a value as the best if it is the first or strictly better; say whether it was taken."""
+        if objective not in ("maximize", "minimize"):
+            raise ConfigError(f"objective={objective!r} is not known. Choose from: maximize, minimize.")
+        value = float(metric_value)
+        if not math.isfinite(value):
+            return False
+        best = self.best_metric_value
+        if best is not None and not (value > best if objective == "maximize" else value < best):
+            return False
+        self.best_metric_value, self.best_checkpoint = value, step
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a copy of all fields."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build a state; fields of a newer version are ignored, missing ones have their defaults."""
+        state = cls()
+        state.update(values)
+        state.version = STATE_VERSION
+        return state
+
+    def save(self, path: str | os.PathLike[str], drop_none: bool = False) -> Path:
+        """Write the state atomically as JSON; floats are written exactly."""
+        values = {name: value for name, value in self.to_dict().items() if value is not None or not drop_none}
+        return write_atomically(path, json.dumps(values, indent=2, ensure_ascii=False, default=_refuse) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a state from the file that `save` wrote."""
+        try:
+            return cls.from_dict(read_mapping(path))
+        except ConfigError as error:
+            raise CheckpointError(str(error)) from error
+
+
+def _refuse(value: Any) -> Any:
+    raise CheckpointError(
+        f"the state holds a {type(value).__name__}, {value!r}: expected plain values (numbers, text, lists, mappings). "
+        "Convert it in the hook's state_dict()."
+    )
