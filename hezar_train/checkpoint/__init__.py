@@ -1,0 +1,96 @@
+"""Checkpoints: written whole or not at all, proven before they are believed, read without running anybody's code.
+
+The layout
+----------
+
+A run keeps its checkpoints in one folder, each in a folder named after its step; any zero padding is read:
+
+    checkpoints/00000120/
+        model.safetensors        the bare model's tensors by name; tied tensors once
+        optimizer.safetensors    the optimizer's tensors ("state.0.exp_avg"), and under "extra." all others
+        trainer_state.json       {"state": ..., "model": ..., "optimizer": ..., "extra": ...}
+        train_config.yaml        the config as it was asked for
+        preprocessor/ ...        whatever the caller's folder writers wrote
+        manifest.json            {"format": 1, "step": 120, "files": {path: {"size", "sha256"}}, "sha256": of all this}
+
+In `trainer_state.json`, "state" is the trainer's state; "model" says which names are tied (`aliases`), which modules
+have a state of a later form (`versions`), and what modules keep besides tensors (`extra`); "optimizer" and "extra" are
+the trees of state dicts with each tensor replaced by its name. Plain JSON stands for itself and every other type has a
+tag (`trees.py` lists them), so a tuple comes back as a tuple, the key 0 as an int, NaN as NaN. Tensors are safetensors
+(complex128, which that format lacks, as pairs of float64 that the header lists). Nothing in a checkpoint is code, names
+code, or is a pickle.
+
+`manifest["sha256"]` is the SHA-256 of the manifest without that entry, as JSON with sorted keys and no spaces. The
+first four files must be listed. A file that is not listed is ignored.
+
+Why a crash cannot hurt
+-----------------------
+
+A checkpoint exists when it has its name and its manifest verifies. It gets there in this order:
+
+    1. a hidden folder `.tmp-...` beside its final place (a rename is atomic only within one file system)
+    2. every file: written, fsynced; its hash is that of the bytes that were meant
+    3. the manifest: written, fsynced; then the hidden folder itself, so that all names in it are on disk
+    4. `before_commit`: the logs are made durable, so no checkpoint is ever ahead of its logs
+    5. the rename, then fsync of the parent
+    6. read back and verified
+    7. retention: what goes is renamed to `.trash-...`, then deleted
+
+Killed or cut from power before 5, there is a hidden folder that nobody reads and `clean` removes. After 5, the
+checkpoint is complete, because everything in it was on disk before its name was. Between 5 and 7, there is one too
+many. During 7, a half deleted folder no longer has a checkpoint's name. So at every moment the newest checkpoint that
+had been finished is still there, whole; and if the disk itself fails, the hashes say so and the one before is taken.
+
+A checkpoint that verifies is never written again: a resumed run that comes by the same step would write the same bytes.
+One that does not verify is set aside as `.damaged-...`, never deleted.
+
+A full disk stops a save, not the training: the hidden folder is removed, a warning is logged, the next save tries
+again.
+
+What a save costs
+-----------------
+
+In the background, training stalls for one copy of the tensors into host buffers that were made and touched beforehand
+(`CheckpointWriter.reserve`); one thread then hashes and writes, both without Python's global lock. A save that falls
+due before the last one is finished waits for it and says so. In line (`background=False`) no buffers are needed:
+tensors leave the device one at a time.
+"""
+
+from __future__ import annotations
+
+from hezar_train.checkpoint.contents import Checkpoint, Parts
+from hezar_train.checkpoint.lock import RunLock
+from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, verify
+from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
+from hezar_train.checkpoint.snapshot import SnapshotBuffers
+from hezar_train.checkpoint.store import CheckpointStore, Rejected, to_delete
+from hezar_train.checkpoint.tensors import read_tensors
+from hezar_train.checkpoint.trees import JSON, pack, unpack
+from hezar_train.checkpoint.weights import WeightReport, initial_weights
+from hezar_train.checkpoint.writer import CheckpointWriter
+
+__all__ = [
+    "CONFIG_FILE",
+    "JSON",
+    "MANIFEST_FILE",
+    "MODEL_FILE",
+    "OPTIMIZER_FILE",
+    "STATE_FILE",
+    "Checkpoint",
+    "CheckpointStore",
+    "CheckpointWriter",
+    "Parts",
+    "Rejected",
+    "RunLock",
+    "SnapshotBuffers",
+    "WeightReport",
+    "initial_weights",
+    "load_module_state",
+    "module_state",
+    "pack",
+    "read_tensors",
+    "to_delete",
+    "unpack",
+    "unwrap",
+    "verify",
+]

@@ -1,0 +1,118 @@
+"""Weights to begin with, from wherever a safetensors file is.
+
+This module owns `init_weights_from`: by name and shape, with a report of everything that did not fit. It refuses
+pickles and a source of which nothing fits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hezar_train.checkpoint.contents import Checkpoint
+from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE
+from hezar_train.checkpoint.modules import module_names, stored_state, tied_names, unwrap
+from hezar_train.checkpoint.store import CheckpointStore
+from hezar_train.checkpoint.tensors import read_tensors
+from hezar_train.errors import CheckpointError
+
+__all__ = ["WeightReport", "initial_weights"]
+
+PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar"})
+CHECKPOINTS_FOLDER = "checkpoints"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WeightReport:
+    """What became of each name: loaded, missing in the source, unexpected in it, or of another shape."""
+
+    loaded: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+
+
+def initial_weights(module: nn.Module, path: str | os.PathLike[str]) -> WeightReport:
+    """Copy what fits by name and shape from a file, folder, checkpoint or run into the module; say what did not."""
+    source = Path(path)
+    tensors = _read(source)
+    bare, names = unwrap(module), module_names(module)
+    current = nn.Module.state_dict(bare)
+    ours = {name: current[raw] for name, raw in names.items() if isinstance(current[raw], Tensor)}
+    fitting = {name for name in ours if name in tensors and ours[name].shape == tensors[name].shape}
+    if not fitting:
+        raise CheckpointError(
+            f"init_weights_from={str(source)!r}: none of its {len(tensors)} tensors has the name and shape of one of "
+            f"the model's {len(ours)}. It has {_some(tensors)}; the model has {_some(ours)}."
+        )
+    nn.Module.load_state_dict(bare, OrderedDict((names[name], tensors[name]) for name in fitting), strict=False)
+    return _report(ours, tensors, fitting)
+
+
+def _report(ours: dict[str, Any], theirs: dict[str, Tensor], fitting: set[str]) -> WeightReport:
+    ties = tied_names(ours)
+    # A tied tensor is loaded once one of its names is: many files hold only one of them.
+    loaded_memory = {ties.get(name, name) for name in fitting}
+    loaded = [name for name in ours if ties.get(name, name) in loaded_memory]
+    mismatched = [name for name in ours if name in theirs and name not in fitting]
+    missing = [name for name in ours if name not in theirs and name not in loaded]
+    return WeightReport(loaded, missing, [name for name in theirs if name not in ours], mismatched)
+
+
+def _read(source: Path) -> dict[str, Tensor]:
+    if not source.exists():
+        raise CheckpointError(f"init_weights_from={str(source)!r} does not exist")
+    if source.is_file():
+        return _read_file(source)
+    if (source / MANIFEST_FILE).exists():
+        return _read_checkpoint(CheckpointStore(source.parent).open(source))
+    if (source / MODEL_FILE).exists():
+        return read_tensors(source / MODEL_FILE)
+    for store in (CheckpointStore(source / CHECKPOINTS_FOLDER), CheckpointStore(source)):
+        if store.steps():
+            return _read_newest(store)
+    pickles = sorted(path for path in source.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise _pickle_refused(pickles[0])
+    raise CheckpointError(
+        f"init_weights_from={str(source)!r} is a folder without {MODEL_FILE}, and neither a checkpoint nor a run"
+    )
+
+
+def _read_file(source: Path) -> dict[str, Tensor]:
+    if source.suffix in PICKLE_SUFFIXES:
+        raise _pickle_refused(source)
+    return read_tensors(source)
+
+
+def _read_newest(store: CheckpointStore) -> dict[str, Tensor]:
+    checkpoint, rejected = store.newest()
+    for one in rejected:
+        logger.warning("The checkpoint %s was passed over: %s", one.path, one.reason)
+    if checkpoint is None:
+        raise CheckpointError(f"the checkpoints of {store.root} vanished while they were being read")
+    return _read_checkpoint(checkpoint)
+
+
+def _read_checkpoint(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    state = stored_state(*checkpoint.model())
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _pickle_refused(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} looks like a pickle, and pickles are not read: loading one can run any code. Load it with the model's "
+        "own library and pass the model to the trainer, or convert it to safetensors."
+    )
+
+
+def _some(names: dict[str, Any]) -> str:
+    return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,0 +1,120 @@
+"""The writer: one save at a time, in the background or in line, and what happens when it goes wrong.
+
+This module owns the thread and the policy for errors. A full disk is a warning: training goes on and the next save
+tries again. Every other error is raised in the training thread, at the latest when the next save falls due.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Collection
+
+from hezar_train.checkpoint.contents import Parts
+from hezar_train.checkpoint.disk import free_bytes, is_disk_full, make_folder_durably
+from hezar_train.checkpoint.snapshot import SnapshotBuffers
+from hezar_train.checkpoint.store import CheckpointStore
+
+__all__ = ["CheckpointWriter"]
+
+HEADROOM_BYTES = 1 << 20  # headers, the manifest, a small preprocessor
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Write checkpoints into a store and keep the newest `keep` of them (all of them if None)."""
+
+    def __init__(self, store: CheckpointStore, background: bool = True, keep: int | None = None) -> None:
+        self.store = store
+        self.background = background
+        self.keep = keep
+        self.failed_saves = 0
+        self.last_step: int | None = None
+        self._buffers = SnapshotBuffers()
+        self._thread: threading.Thread | None = None
+        self._writing_step = -1
+        self._error: BaseException | None = None
+
+    def reserve(self, parts: Parts) -> int:
+        """Make the host buffers of background saves; return their bytes (0 if saves are written in line)."""
+        if self.background:
+            parts.reserve(self._buffers)
+        return self._buffers.nbytes
+
+    def save(self, step: int, parts: Parts, protect: Collection[int] = ()) -> None:
+        """Write the checkpoint of a step; in the background, return once the tensors are copied."""
+        self._wait_and_say_so(step)
+        self._writing_step = step
+        job = (step, parts.snapshot(self._buffers) if self.background else parts, frozenset(protect))
+        if not self.background:
+            self._run(*job)
+            self._raise_error()
+            return
+        # A daemon: a program that is told to leave at once leaves a hidden folder behind, not a hanging process.
+        self._thread = threading.Thread(target=self._run, args=job, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the save under way, and raise what went wrong in it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._raise_error()
+
+    def close(self) -> None:
+        """Finish the save under way, free the buffers, raise what went wrong."""
+        try:
+            self.wait()
+        finally:
+            self._buffers = SnapshotBuffers()
+
+    def _wait_and_say_so(self, step: int) -> None:
+        is_busy = self._thread is not None and self._thread.is_alive()
+        start = time.monotonic()
+        self.wait()
+        if is_busy:
+            logger.warning(
+                "The save of step %d waited %.2f seconds for the save of step %d, which was still being written. "
+                "Save less often, or to a faster disk.",
+                step,
+                time.monotonic() - start,
+                self._writing_step,
+            )
+
+    def _run(self, step: int, parts: Parts, protect: Collection[int]) -> None:
+        try:
+            self._write(step, parts, protect)
+        except BaseException as error:  # noqa: BLE001 - a thread has no caller: all errors wait for the training thread
+            self._settle(step, error)
+
+    def _write(self, step: int, parts: Parts, protect: Collection[int]) -> None:
+        make_folder_durably(self.store.root)
+        if (needed := parts.nbytes + HEADROOM_BYTES) > (free := free_bytes(self.store.root)):
+            raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free", str(self.store.root))
+        path = self.store.publish(step, parts.write, parts.before_commit)
+        self.store.open(path)
+        self.last_step = step
+        # Only now, with the new one read back: what is deleted before is missed after.
+        self.store.prune(self.keep, {*protect, step})
+
+    def _settle(self, step: int, error: BaseException) -> None:
+        if not is_disk_full(error):
+            error.add_note(f"This happened while the checkpoint of step {step} was being written.")
+            self._error = error
+            return
+        self.failed_saves += 1
+        logger.warning(
+            "DISK FULL: the checkpoint of step %d was NOT written (%s). Training goes on, older checkpoints are "
+            "untouched, the next save tries again. Free some space in %s.",
+            step,
+            error,
+            self.store.root,
+        )
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,43 @@
+"""Data: its order, its randomness and its windows, as functions of (seed, epoch, size) wherever that is possible."""
+
+from hezar_train.data.collators import (
+    CharLevelOCRDataCollator,
+    ImageCaptioningDataCollator,
+    SequenceLabelingDataCollator,
+    SpeechRecognitionDataCollator,
+    TextGenerationDataCollator,
+    TextPaddingDataCollator,
+    default_collator,
+)
+from hezar_train.data.cuts import cut_window, rank_ranges
+from hezar_train.data.permutation import Permutation
+from hezar_train.data.sampler import RangedSampler
+from hezar_train.data.seeds import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
+from hezar_train.data.sources import collator_for, is_stream, open_source
+from hezar_train.data.windows import Order, Source, Window, batch_length
+
+__all__ = [
+    "CharLevelOCRDataCollator",
+    "ImageCaptioningDataCollator",
+    "Order",
+    "Permutation",
+    "RangedSampler",
+    "SequenceLabelingDataCollator",
+    "Source",
+    "SpeechRecognitionDataCollator",
+    "TextGenerationDataCollator",
+    "TextPaddingDataCollator",
+    "Window",
+    "batch_length",
+    "collator_for",
+    "cut_window",
+    "default_collator",
+    "is_stream",
+    "open_source",
+    "preserved_randomness",
+    "rank_ranges",
+    "sample_seed",
+    "seed_device",
+    "seed_python_numpy_torch",
+    "step_seed",
+]

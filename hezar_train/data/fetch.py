@@ -1,0 +1,148 @@
+"""From indices to a batch, in the main process or in workers.
+
+A sample's randomness is a function of (seed, epoch, index): python, numpy and torch are seeded before each `__getitem__`, so
+neither workers nor prefetch nor a resume can shift it. Pure data (tensors, lists, a `datasets.Dataset` without transform)
+draws nothing and is fetched without seeding, a batch at a time where the dataset offers it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from hezar_train.data.collators import default_collator
+from hezar_train.data.seeds import sample_seed, seed_python_numpy_torch
+
+__all__ = ["Collator", "Fetch", "Indices", "MapDataset", "WorkerPool", "batch_fetcher", "fetched", "is_pure"]
+
+Indices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
+Collator = Callable[[list[Any]], Any]
+Fetch = Callable[[int, Indices], Any]
+"""Give (epoch, indices), get the collated batch."""
+
+
+class MapDataset(Protocol):
+    """Anything with a length and items."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def batch_fetcher(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    """Choose, once, the cheapest way to fetch a batch that keeps the promise about randomness."""
+    if not is_pure(dataset):
+        return _seeded(dataset, collate, seed)
+    if type(dataset) is TensorDataset and collate is default_collator:
+        return _rows_of(dataset.tensors)
+    many = getattr(dataset, "__getitems__", None)
+    if many is not None:
+        return lambda _, indices: collate(many([int(index) for index in indices]))
+    return lambda _, indices: collate([dataset[int(index)] for index in indices])
+
+
+def is_pure(dataset: Any) -> bool:
+    """Tell whether reading an item is known to draw no random numbers."""
+    if isinstance(dataset, list | tuple) or type(dataset) is TensorDataset:
+        return True
+    if type(dataset) is Subset:
+        return is_pure(dataset.dataset)
+    if type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "format"):
+        return bool(dataset.format["type"] != "custom")
+    return False
+
+
+def fetched(
+    requests: Iterator[tuple[int, Indices, Any]], fetch: Fetch, pool: WorkerPool | None
+) -> Iterator[tuple[Any, Any]]:
+    """Yield (batch, note) for (epoch, indices, note), in order, through the pool if there is one."""
+    if pool is None:
+        for epoch, indices, note in requests:
+            yield fetch(epoch, indices), note
+        return
+    notes: deque[Any] = deque()  # the pool asks ahead of what it has answered
+
+    def asked() -> Iterator[tuple[int, Indices]]:
+        for epoch, indices, note in requests:
+            notes.append(note)
+            yield epoch, indices
+
+    for batch in pool.batches(asked()):
+        yield batch, notes.popleft()
+
+
+def _seeded(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    def fetch(epoch: int, indices: Indices) -> Any:
+        samples = []
+        for index in indices:
+            seed_python_numpy_torch(sample_seed(seed, epoch, int(index)))
+            samples.append(dataset[int(index)])
+        return collate(samples)
+
+    return fetch
+
+
+def _rows_of(tensors: Sequence[torch.Tensor]) -> Fetch:
+    def fetch(_: int, indices: Indices) -> list[torch.Tensor]:
+        rows = torch.from_numpy(np.asarray(indices))
+        return [tensor.index_select(0, rows) for tensor in tensors]
+
+    return fetch
+
+
+class WorkerPool:
+    """Run `fetch` in processes that live as long as the pool; requests are handed in anew for each pass."""
+
+    def __init__(self, fetch: Fetch, num_workers: int, pin_memory: bool) -> None:
+        # tokenizers warn or dead-lock when a process that used them forks
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._requests = _Requests()
+        self._loader: DataLoader[Any] | None = DataLoader(
+            _Answers(fetch),  # type: ignore[arg-type]
+            batch_sampler=self._requests,  # type: ignore[arg-type]
+            collate_fn=_as_it_is,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=True,
+            generator=torch.Generator(),  # an iterator draws a base seed: never from the global generator
+        )
+
+    def batches(self, requests: Iterable[tuple[int, Indices]]) -> Iterator[Any]:
+        """Answer the requests in order; one pass at a time."""
+        if self._loader is None:
+            raise RuntimeError("the worker pool is closed")
+        self._requests.pending = requests
+        return iter(self._loader)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loader = None
+
+
+class _Requests:
+    """The batch sampler of a pool: each pass yields what was handed in for it."""
+
+    pending: Iterable[tuple[int, Indices]] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, Indices]]:
+        return iter(self.pending)
+
+
+class _Answers:
+    """The dataset of a pool: a request goes in, a finished batch comes out."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+
+    def __getitems__(self, request: tuple[int, Indices]) -> Any:
+        epoch, indices = request
+        return self._fetch(epoch, indices)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,78 @@
+"""What a user may hand in as data, told apart once: a dataset, an iterable dataset, or a ready DataLoader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from hezar_train.data.collators import default_collator
+from hezar_train.data.fetch import Collator
+from hezar_train.data.windows import MapSource, Order, SamplerSource, Source, StreamSource
+from hezar_train.errors import DataError
+
+__all__ = ["collator_for", "is_stream", "open_source"]
+
+
+def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
+    """Return the source of windows for any supported form of data."""
+    if isinstance(data, DataLoader):
+        return _from_loader(data, collate, order)
+    if hasattr(data, "set_seed"):  # a dataset with a generator of its own
+        data.set_seed(order.seed)
+    if is_stream(data):
+        return _from_stream(data, collate, order)
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise DataError(
+            f"a dataset of type {type(data).__name__} was given; expected something with __len__ and __getitem__, an "
+            "iterable dataset, or a DataLoader"
+        )
+    return MapSource(data, collator_for(data, collate), order)
+
+
+def is_stream(data: Any) -> bool:
+    """Tell whether data can only be iterated: no length, or declared iterable."""
+    if isinstance(data, IterableDataset):
+        return True
+    return hasattr(data, "__iter__") and not (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
+
+
+def collator_for(data: Any, collate: Collator | None) -> Collator:
+    """Choose the collator: the one given, else the dataset's own, else the default."""
+    return collate or getattr(data, "data_collator", None) or default_collator
+
+
+def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
+    if order.num_workers:
+        raise DataError(
+            f"num_dataloader_workers={order.num_workers} with an iterable dataset: workers read ahead of what was trained, "
+            "so its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with state_dict()."
+        )
+    return StreamSource(data, order, collator_for(data, collate))
+
+
+def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order) -> Source:
+    """Rebuild a plain or random loader on our sampler; keep one that has its own sampler or state."""
+    own = replace(order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory)
+    if hasattr(loader, "state_dict"):
+        return StreamSource(loader, own, None)
+    collate = collate or _own_collate(loader)
+    if is_stream(loader.dataset):
+        return StreamSource(loader, own, None) if loader.num_workers else StreamSource(loader.dataset, own, collate)
+    if loader.batch_size is None or type(loader.sampler) not in {SequentialSampler, RandomSampler}:
+        return SamplerSource(loader, collate, own)
+    if isinstance(loader.sampler, RandomSampler):
+        if loader.sampler.replacement or loader.sampler._num_samples is not None:
+            return SamplerSource(loader, collate, own)
+        own = replace(own, shuffle=order.shuffle)
+    else:
+        own = replace(own, shuffle=False)
+    return MapSource(loader.dataset, collate, own, drop_last=loader.drop_last)  # type: ignore[arg-type]
+
+
+def _own_collate(loader: DataLoader[Any]) -> Collator:
+    from torch.utils.data import default_collate
+
+    given: Collator = loader.collate_fn
+    return collator_for(loader.dataset, None) if given is default_collate else given

@@ -1,0 +1,84 @@
+"""The one default hook that acts: after an update it does what is due, in one order: log, save, evaluate, best, stop.
+
+Saving comes first, so that an evaluation that fails loses nothing. What an evaluation changes follows from its recorded
+result, so a resume applies the record again, or evaluates if there is none (`after_save`). All other hooks only ask:
+`request_save`, `request_stop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hezar_train.errors import TrainingInterrupted
+from hezar_train.hooks.signals import StopFlag
+from hezar_train.loop import Context
+from hezar_train.plan import Plan, is_due
+from hezar_train.state import TrainerState
+
+__all__ = ["Actions", "Due"]
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What can fall due, as functions: the hook decides when, the trainer says how."""
+
+    log: Callable[[], None]
+    save: Callable[[], None]
+    judge: Callable[[], None]
+    """Evaluate (or read the record), then update the best result and the plateau."""
+
+
+class Due:
+    """Decide after each update, and at each epoch's end, what is due."""
+
+    actions: Actions  # set when a run begins
+
+    def __init__(self, plan: Plan, state: TrainerState, flag: StopFlag, *, evaluates: bool, saves: bool) -> None:
+        self.plan, self._state, self._flag = plan, state, flag
+        self._evaluates, self._saves = evaluates, saves
+        self.save_requested = False
+        self.stop_reason: str | None = None
+
+    @property
+    def run_ends(self) -> bool:
+        """Tell whether this update is the last one."""
+        return self.stop_reason is not None or self._state.global_step >= self.plan.total_steps
+
+    def at_batch_end(self, ctx: Context) -> None:
+        """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
+        if not ctx.closes_window or not ctx.applied or ctx.window.ends_epoch:
+            return
+        if not self.run_ends:
+            self._act(at_epoch_end=False)
+
+    def at_epoch_end(self, _: Context) -> None:
+        """Do what is due at the end of an epoch, or of the run."""
+        self._act(at_epoch_end=True)
+
+    def after_save(self) -> None:
+        """Do the part that follows a save: at a resume it is done again from the record."""
+        self.actions.judge()
+        self._state.evaluation_pending = False
+
+    def _act(self, *, at_epoch_end: bool) -> None:
+        plan, state, now = self.plan, self._state, self._state.update_step
+        evaluates = self._evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
+        if at_epoch_end or is_due(plan.log_updates, now):
+            self.actions.log()
+        due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
+        judged = evaluates or at_epoch_end
+        if self._saves and (due or self.save_requested or self._flag.signal is not None):
+            state.evaluation_pending = judged
+            self.actions.save()
+            self.save_requested = False
+        self._leave_if_asked()
+        if judged:
+            self.after_save()
+            self._leave_if_asked()
+
+    def _leave_if_asked(self) -> None:
+        if self._flag.signal is None:
+            return
+        saved = f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
+        raise TrainingInterrupted(self._flag.exit_code, f"{self._flag.signal.name}: stopped, {saved}.")

@@ -1,0 +1,355 @@
+"""What a person sees of a run: a live bar on a terminal, one plain line per log period in a file.
+
+Owns the display and nothing else: it measures no loss and decides no moment; whoever wires it to the loop calls it.
+There is no thread and no redirected stream. The bar is drawn from the loop, at most four times a second, below an empty
+line on which the cursor rests, so that a `print` of the user's own lands on that line and pushes the bar down. Only the
+text comes from rich: its `Live` costs eight times as much per frame, hides the cursor (a killed run would leave it
+hidden) and keeps it behind the bar, where a `print` runs into it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from time import perf_counter
+from typing import TYPE_CHECKING, SupportsFloat, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from hezar_train.events import Row
+
+__all__ = ["Progress", "info_table", "print_facts"]
+
+REFRESH_SECONDS = 0.25
+
+_RATE_WINDOW = 40  # refreshes that the shown rate looks back on: ten seconds
+_MAX_BAR_WIDTH = 40
+_MIN_BAR_WIDTH = 5
+_DEFAULT_COLUMNS = 80
+_NEVER = float("inf")
+_ERASE_BELOW = "\x1b[J"
+_SHOWN_ELSEWHERE = frozenset({"train.loss", "train.learning_rate", "train.lr", "train.samples_per_second"})
+
+
+class Progress:
+    """Show where the run is, how well it does and how long it still takes.
+
+    `advance` after each step only notes numbers; the drawing happens when a refresh is due. Time between `pause` and
+    `resume` (and during an evaluation) does not count into samples/s; it does count into the time left.
+    """
+
+    def __init__(
+        self,
+        total_steps: int | None,
+        total_epochs: int | None,
+        step: int = 0,
+        *,
+        stream: TextIO | None = None,
+        is_terminal: bool | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self.enabled = enabled
+        self.total_steps = total_steps
+        self.total_epochs = total_epochs
+        self.step = self._first_step = step
+        self.epoch = 0
+        self.samples = 0
+        self.loss: SupportsFloat | None = None
+        self.learning_rate: float | None = None
+        self._stream = sys.stdout if stream is None else stream
+        self.is_terminal = _is_terminal(self._stream) if is_terminal is None else is_terminal
+        self._painter = _Painter(self._stream) if self.is_terminal and enabled else None
+        self._clock = _Clock()
+        self._marks: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=_RATE_WINDOW)
+        self._line_mark = (0.0, 0)
+        self._evaluation: tuple[int, int | None] | None = None
+        self._is_drawn = False
+        self._due = _NEVER if self._painter is None else 0.0
+        self._evaluation_due = self._due
+
+    def advance(
+        self, step: int, epoch: int, samples: int, loss: SupportsFloat | None, learning_rate: float | None
+    ) -> None:
+        """Note that `step` is done, with `samples` more samples; draw if a refresh is due."""
+        self.step = step
+        self.epoch = epoch
+        self.samples += samples
+        self.loss = loss
+        self.learning_rate = learning_rate
+        if perf_counter() >= self._due:
+            self.refresh()
+
+    def line(self, row: Row) -> None:
+        """Print what was logged; a terminal gets only evaluations, the bar shows the rest."""
+        if not self.enabled:
+            return
+        evaluation = {name: value for name, value in row.values.items() if name.startswith("evaluation.")}
+        if not self.is_terminal and len(evaluation) < len(row.values):
+            self.say("  ".join([*self._place(row), *self._training_parts(row)]))
+        if evaluation:
+            self.say("  ".join([*self._place(row), "evaluation", *_parts(evaluation)]))
+
+    def say(self, message: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if not self.enabled:
+            return
+        if self._painter is None:
+            self._write(message + "\n")
+            return
+        self._write(_ERASE_BELOW + message + "\n")
+        if self._is_drawn:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the bar now."""
+        if self._painter is None:
+            return
+        self._due = self._evaluation_due = perf_counter() + REFRESH_SECONDS
+        lines = self._frame(self._painter)
+        self._is_drawn = True
+        # Moving up by 0 lines would move up by one: terminals read it so.
+        back = f"\x1b[{len(lines)}A\r" if lines else ""
+        self._write(_ERASE_BELOW + "".join("\n" + line for line in lines) + back)
+
+    def pause(self) -> None:
+        """Stop the clock behind samples/s; pauses may nest."""
+        self._clock.pause()
+
+    def resume(self) -> None:
+        """Let the clock behind samples/s run on."""
+        self._clock.resume()
+
+    def start_evaluation(self, total_batches: int | None) -> None:
+        """Show a second bar for an evaluation of so many batches."""
+        if self._evaluation is None:
+            self.pause()
+        self._evaluation = (0, total_batches)
+        self.refresh()
+
+    def advance_evaluation(self, batches: int) -> None:
+        """Note that `batches` of the evaluation are done; draw if a refresh is due."""
+        if perf_counter() >= self._evaluation_due and self._evaluation is not None:
+            self._evaluation = (batches, self._evaluation[1])
+            self.refresh()
+
+    def end_evaluation(self) -> None:
+        """Take the second bar away."""
+        if self._evaluation is not None:
+            self._evaluation = None
+            self.resume()
+            self.refresh()
+
+    def close(self) -> None:
+        """Draw the bar a last time, to stay; a second call does nothing."""
+        if self._painter is None or not self._is_drawn:
+            return
+        self._evaluation = None
+        self._write(_ERASE_BELOW + "".join(line + "\n" for line in self._frame(self._painter)))
+        self._is_drawn = False
+        self._due = self._evaluation_due = _NEVER
+
+    def samples_per_second(self) -> float | None:
+        """Return the pace of the last seconds, pauses left out."""
+        return _rate(self._marks[0], (self._clock.active_seconds(), self.samples))
+
+    def seconds_left(self) -> float | None:
+        """Return how long the rest takes if it goes on as so far, pauses included."""
+        done = self.step - self._first_step
+        if self.total_steps is None or done <= 0:
+            return None
+        return self._clock.seconds() / done * max(0, self.total_steps - self.step)
+
+    def _place(self, row: Row) -> list[str]:
+        moment = datetime.fromtimestamp(row.time).strftime("%Y-%m-%d %H:%M:%S")
+        return [moment, f"epoch {_of(row.epoch, self.total_epochs)}", f"step {_of(row.step, self.total_steps)}"]
+
+    def _training_parts(self, row: Row) -> list[str]:
+        mark = (self._clock.active_seconds(), self.samples)
+        pace = _rate(self._line_mark, mark)
+        self._line_mark = mark
+        loss = row.values.get("train.loss")
+        rate = row.values.get("train.learning_rate", self.learning_rate)
+        others = {
+            name: value
+            for name, value in row.values.items()
+            if name not in _SHOWN_ELSEWHERE and not name.startswith("evaluation.")
+        }
+        return [*_measures(loss, rate), *_parts(others), *_pace(pace, self.seconds_left())]
+
+    def _frame(self, painter: _Painter) -> list[str]:
+        lines = []
+        if self.epoch:
+            lines.append(self._training_bar(painter))
+        if self._evaluation is not None:
+            done, total = self._evaluation
+            lines.append(painter.bar("evaluation", done, total, [f"{_of(done, total)} batches"]))
+        return lines
+
+    def _training_bar(self, painter: _Painter) -> str:
+        self._marks.append((self._clock.active_seconds(), self.samples))
+        loss = None if self.loss is None else float(self.loss)
+        pace = _pace(self.samples_per_second(), self.seconds_left())
+        parts = [_of(self.step, self.total_steps), *_measures(loss, self.learning_rate), *pace]
+        return painter.bar(f"epoch {_of(self.epoch, self.total_epochs)}", self.step, self.total_steps, parts)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            # The terminal was closed or the pipe's reader left: no reason to lose a run, and nobody is looking.
+            self.enabled = False
+            self._painter = None
+            self._due = self._evaluation_due = _NEVER
+
+
+class _Painter:
+    """Turn rich text into the characters that a terminal wants.
+
+    It paints on paper of its own: given the stream, rich would end the process when the stream breaks, and would take
+    the width of another one.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+
+        self._stream = stream
+        self._paper = io.StringIO()
+        self._console = Console(file=self._paper, force_terminal=True, markup=False, highlight=False)
+        self._mark = "━" if (stream.encoding or "utf-8").lower().startswith("utf") else "-"
+
+    def paint(self, what: RenderableType) -> str:
+        """Return what rich makes of `what`."""
+        self._console.width = self._columns()
+        self._console.print(what, end="")
+        painted = self._paper.getvalue()
+        self._paper.seek(0)
+        self._paper.truncate()
+        return painted
+
+    def bar(self, label: str, done: int, total: int | None, parts: Sequence[str]) -> str:
+        """Return a label, a bar in what room there is, and the parts, on one line."""
+        from rich.text import Text
+
+        after = "  ".join(parts)
+        width = self._columns() - 1  # a character in the last column makes some terminals wrap
+        room = min(_MAX_BAR_WIDTH, width - len(label) - len(after) - 4)
+        line = Text("  ").join(part for part in (Text(label), self._marks(room, done, total), Text(after)) if part)
+        line.truncate(width, overflow="ellipsis")
+        return self.paint(line)
+
+    def _marks(self, width: int, done: int, total: int | None) -> Text:
+        from rich.text import Text
+
+        if width < _MIN_BAR_WIDTH or not total:
+            return Text()
+        filled = min(width, width * done // total)
+        style = "bar.finished" if done >= total else "bar.complete"
+        return Text.assemble((self._mark * filled, style), (self._mark * (width - filled), "bar.back"))
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _DEFAULT_COLUMNS
+        except OSError:
+            return _DEFAULT_COLUMNS
+
+
+class _Clock:
+    """Count seconds since it was made, with and without pauses."""
+
+    def __init__(self) -> None:
+        self._start = perf_counter()
+        self._paused_seconds = 0.0
+        self._pause_start = 0.0
+        self._depth = 0
+
+    def pause(self) -> None:
+        if self._depth == 0:
+            self._pause_start = perf_counter()
+        self._depth += 1
+
+    def resume(self) -> None:
+        if self._depth == 0:
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            self._paused_seconds += perf_counter() - self._pause_start
+
+    def seconds(self) -> float:
+        return perf_counter() - self._start
+
+    def active_seconds(self) -> float:
+        end = self._pause_start if self._depth else perf_counter()
+        return end - self._start - self._paused_seconds
+
+
+def info_table(facts: Mapping[str, str]) -> Table:
+    """Make a two-column table of facts."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ROUNDED, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(Text(name), Text(str(value)))
+    return table
+
+
+def print_facts(facts: Mapping[str, str], stream: TextIO | None = None) -> None:
+    """Print facts: a table on a terminal, aligned plain lines elsewhere."""
+    stream = sys.stdout if stream is None else stream
+    if _is_terminal(stream):
+        stream.write(_Painter(stream).paint(info_table(facts)))
+        stream.flush()
+        return
+    width = max((len(name) for name in facts), default=0)
+    for name, value in facts.items():
+        stream.write(f"{name:<{width}}  {value}\n")
+    stream.flush()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """Tell whether a bar can be drawn; a file stays plain whatever the environment says about colours."""
+    if not stream.isatty():
+        return False
+    from rich.console import Console
+
+    console = Console(file=stream, force_terminal=True)
+    return not console.is_dumb_terminal and not console.legacy_windows
+
+
+def _rate(before: tuple[float, int], now: tuple[float, int]) -> float | None:
+    seconds = now[0] - before[0]
+    return (now[1] - before[1]) / seconds if seconds > 0 and now[1] > before[1] else None
+
+
+def _of(number: int, total: int | None) -> str:
+    return str(number) if total is None else f"{number}/{total}"
+
+
+def _measures(loss: float | None, learning_rate: float | None) -> list[str]:
+    shown = {"loss": loss, "lr": learning_rate}
+    return [f"{name} {value:.4g}" for name, value in shown.items() if value is not None]
+
+
+def _parts(values: Mapping[str, float]) -> list[str]:
+    return [f"{name.removeprefix('train.').removeprefix('evaluation.')} {value:.4g}" for name, value in values.items()]
+
+
+def _pace(samples_per_second: float | None, seconds_left: float | None) -> list[str]:
+    parts = []
+    if samples_per_second is not None:
+        digits = f"{samples_per_second:,.0f}" if samples_per_second >= 10 else f"{samples_per_second:.2g}"
+        parts.append(f"{digits} samples/s")
+    if seconds_left is not None:
+        parts.append(f"{timedelta(seconds=round(seconds_left))} left")
+    return parts

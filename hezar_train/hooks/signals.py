@@ -1,0 +1,50 @@
+"""SIGTERM and Ctrl-C set a flag; the loop finishes its window, saves and leaves.
+
+Handlers are set in the main thread only and put back afterwards. A second Ctrl-C leaves at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["StopFlag"]
+
+WATCHED = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopFlag:
+    """A context manager that turns the first signal into a flag."""
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+        self.signal: signal.Signals | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Return the conventional exit code of the signal: 128 and its number."""
+        return 128 + int(self.signal or 0)
+
+    def __enter__(self) -> StopFlag:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in WATCHED}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            # None stands for a handler that was not set from Python and cannot be put back
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+        # unbuffered: a handler may interrupt a print, and Python's own streams refuse to be entered twice
+        words = f"\n{self.signal.name}: finishing this update, then saving. Ctrl-C again leaves at once.\n"
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, words.encode())

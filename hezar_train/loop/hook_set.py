@@ -1,0 +1,151 @@
+"""Hooks and the order they run in.
+
+A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its own.
+What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed. Hooks watch and
+ask; one default hook, always last, does what is due.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hezar_train.errors import HookError, choices, suggestion
+from hezar_train.loop.context import Context
+from hezar_train.loop.moments import Moment, moment_named
+from hezar_train.types import Mode
+
+if TYPE_CHECKING:
+    from hezar_train.trainer import Trainer
+
+__all__ = ["Hook", "HookCall", "HookSet"]
+
+HookCall = Callable[[Context], object]
+
+# the four methods that take no argument, and the moment each stands for
+PLAIN_METHODS = {
+    "before_train": Moment.FIT_START,
+    "before_step": Moment.BATCH_START,
+    "after_step": Moment.BATCH_END,
+    "after_train": Moment.FIT_END,
+}
+
+
+class Hook:
+    """Something that watches a run: override any of the methods below, or those named like a moment (`on_update(ctx)`).
+
+    `self.trainer` is the trainer (a weak proxy) once the hook is registered. What `state_dict` returns, made of plain values
+    and tensors, is saved in every checkpoint and handed back to `load_state_dict` at a resume.
+    """
+
+    modes: frozenset[Mode] = frozenset({Mode.TRAIN})
+    trainer: Trainer
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def before_train(self) -> None:
+        """Run once, before the first step."""
+
+    def before_step(self) -> None:
+        """Run before each step."""
+
+    def after_step(self) -> None:
+        """Run after each step."""
+
+    def after_train(self) -> None:
+        """Run once, after the last step; also after a failure."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a kill."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+
+    def attach(self, trainer: Trainer) -> None:
+        """Let the hook see the trainer, without keeping it alive."""
+        self.trainer = weakref.proxy(trainer)
+
+    def calls(self) -> Iterable[tuple[Moment, HookCall]]:
+        """Yield what the hook wants to run and when: only methods that a subclass has written."""
+        for method, moment in PLAIN_METHODS.items():
+            if getattr(type(self), method) is not getattr(Hook, method):
+                yield moment, _without_context(getattr(self, method))
+        for moment in Moment:
+            if hasattr(self, moment.value):
+                yield moment, getattr(self, moment.value)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    call: HookCall
+    is_last: bool = False
+
+
+class HookSet:
+    """The hooks of one mode: a list per moment, in the order they run."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Moment, list[_Entry]] = {moment: [] for moment in Moment}
+
+    def register(
+        self,
+        call: HookCall,
+        moment: str | Moment,
+        *,
+        name: str | None = None,
+        before: str | None = None,
+        after: str | None = None,
+        is_last: bool = False,
+    ) -> None:
+        """Add a hook at a moment: before or after a named one, else last (but before the one that does what is due)."""
+        entries = self._entries[moment_named(moment)]
+        entry = _Entry(name or getattr(call, "__name__", type(call).__name__), call, is_last)
+        if before is not None:
+            entries.insert(self._index(moment, before), entry)
+        elif after is not None:
+            entries.insert(self._index(moment, after) + 1, entry)
+        else:
+            trailing = 0 if is_last else sum(other.is_last for other in entries)
+            entries.insert(len(entries) - trailing, entry)
+
+    def replace(self, call: HookCall, moment: str | Moment, name: str) -> None:
+        """Put another hook in the place and under the name of an existing one."""
+        entries = self._entries[moment_named(moment)]
+        index = self._index(moment, name)
+        entries[index] = _Entry(name, call, entries[index].is_last)
+
+    def remove(self, moment: str | Moment, name: str) -> None:
+        """Take a hook out."""
+        del self._entries[moment_named(moment)][self._index(moment, name)]
+
+    def names(self, moment: str | Moment) -> list[str]:
+        """List the hooks of a moment in the order they run."""
+        return [entry.name for entry in self._entries[moment_named(moment)]]
+
+    def calls(self, moment: Moment) -> tuple[HookCall, ...]:
+        """Freeze a moment's hooks for a routine: what runs each step is decided once."""
+        return tuple(entry.call for entry in self._entries[moment])
+
+    def __str__(self) -> str:
+        return "\n".join(f"{moment}: {', '.join(self.names(moment)) or '-'}" for moment in Moment)
+
+    def _index(self, moment: str | Moment, name: str) -> int:
+        names = self.names(moment)
+        if name not in names:
+            known = choices(names) or "none"
+            raise HookError(f"no hook {name!r} at {moment_named(moment)}.{suggestion(name, names)} There are: {known}.")
+        return names.index(name)
+
+
+def _without_context(method: Callable[[], None]) -> HookCall:
+    def call(_: Context) -> None:
+        method()
+
+    call.__name__ = method.__name__
+    return call

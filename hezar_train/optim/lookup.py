@@ -1,0 +1,79 @@
+"""Find a class or function by its dotted path and check the keywords it is called with, before it is called.
+
+Owns the sentences for paths that do not import and for keywords that are unknown or missing; it knows neither
+optimizers nor schedulers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hezar_train.errors import ConfigError, choices, suggestion
+
+__all__ = ["Keywords", "import_dotted", "is_dotted", "keywords_of"]
+
+
+def is_dotted(name: str) -> bool:
+    """Tell whether a name reads package.module.Name."""
+    parts = name.split(".")
+    return len(parts) > 1 and all(part.isidentifier() for part in parts)
+
+
+def import_dotted(path: str, *, setting: str) -> Any:
+    """Import what a dotted path names; `setting` says in an error where the path stood."""
+    module_name, _, attribute = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{setting}={path!r}: the module {module_name!r} cannot be imported ({error}). "
+            "Expected package.module.Name: correct the path, or install the package."
+        ) from error
+    if not hasattr(module, attribute):
+        hint = suggestion(attribute, [name for name in vars(module) if not name.startswith("_")])
+        raise ConfigError(f"{setting}={path!r}: the module {module_name!r} has no {attribute!r}.{hint}")
+    return getattr(module, attribute)
+
+
+@dataclass(frozen=True)
+class Keywords:
+    """The keywords that a class or function takes after its first argument."""
+
+    accepted: frozenset[str]
+    required: frozenset[str]
+    takes_any: bool
+    """Whether it also takes keywords that it does not name."""
+
+    def takes(self, keyword: str) -> bool:
+        """Tell whether the keyword may be passed."""
+        return self.takes_any or keyword in self.accepted
+
+    def check(self, given: Mapping[str, Any], *, owner: str) -> None:
+        """Raise one error with every unknown and every missing keyword."""
+        problems = list(self._problems(given, owner))
+        if problems:
+            raise ConfigError(problems)
+
+    def _problems(self, given: Mapping[str, Any], owner: str) -> Iterator[str]:
+        for keyword in given:
+            if not self.takes(keyword):
+                hint = suggestion(keyword, self.accepted)
+                yield f"{owner} does not take {keyword!r}. It takes: {choices(self.accepted)}.{hint}"
+        missing = self.required - given.keys()
+        if missing:
+            yield f"{owner} needs {choices(missing)}: add it to the keyword arguments."
+
+
+def keywords_of(factory: Callable[..., Any], *, withheld: Collection[str] = ()) -> Keywords:
+    """Read the keywords off a signature; the `withheld` ones are ours to fill in, not the user's."""
+    parameters = list(inspect.signature(factory).parameters.values())[1:]
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in withheld]
+    return Keywords(
+        accepted=frozenset(p.name for p in named),
+        required=frozenset(p.name for p in named if p.default is p.empty),
+        takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )

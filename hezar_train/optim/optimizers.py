@@ -1,0 +1,155 @@
+"""Build an optimizer by name: every class of `torch.optim`, or a dotted path to a class or function of one's own.
+
+Owns the choice of the fused kernel and the sentences for settings that cannot work. It refuses LBFGS, which evaluates
+the loss again through a closure inside its step: a window of micro-batches has no such closure. It neither steps nor
+saves what it builds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import LBFGS, Adagrad, Muon, Optimizer
+
+from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.optim.lookup import Keywords, import_dotted, is_dotted, keywords_of
+
+__all__ = ["build_optimizer", "optimizer_names"]
+
+_CLASSES: dict[str, type[Optimizer]] = {
+    name.lower(): found
+    for name, found in vars(torch.optim).items()
+    if inspect.isclass(found) and issubclass(found, Optimizer) and found is not Optimizer
+}
+
+# Each of these chooses a kernel of its own, which fused=True would contradict.
+_KERNEL_KEYWORDS = frozenset({"fused", "foreach", "capturable", "differentiable"})
+_FUSED_DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+_FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu", "hpu", "mtia"})
+
+
+def optimizer_names() -> list[str]:
+    """List the names that `build_optimizer` knows without a dotted path, in lower case."""
+    return sorted(name for name, found in _CLASSES.items() if not issubclass(found, LBFGS))
+
+
+def build_optimizer(
+    name: str,
+    parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    kwargs: Mapping[str, Any] | None = None,
+    device: torch.device,
+) -> Optimizer:
+    """Build the named optimizer over the parameters (or groups of them) that require a gradient."""
+    factory = _find(name)
+    groups = _trainable_groups(parameters)
+    keywords = keywords_of(factory, withheld=("lr", "weight_decay"))
+    owner = f"optimizer={name!r}"
+    arguments = dict(kwargs or {})
+    _refuse_settings_with_a_field(arguments, owner)
+    keywords.check(arguments, owner=owner)
+    arguments |= _rates(factory, owner, learning_rate=learning_rate, weight_decay=weight_decay)
+    if _fused_is_possible(factory, keywords, arguments, groups, device):
+        arguments["fused"] = True
+    return _call(factory, groups, arguments, owner)
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """Return the class or function that a name stands for."""
+    found: Any = _CLASSES.get(name.lower())
+    if found is None and is_dotted(name):
+        found = import_dotted(name, setting="optimizer")
+    if found is None:
+        known = optimizer_names()
+        raise ConfigError(
+            f"optimizer={name!r} is not known. Known: {choices(known)}; or a dotted path such as "
+            f"'my_package.my_module.MyOptimizer'.{suggestion(name, known)}"
+        )
+    if inspect.isclass(found) and issubclass(found, LBFGS):
+        raise ConfigError(
+            f"optimizer={name!r} cannot be used: LBFGS evaluates the loss again through a closure in every step, which "
+            "gradient accumulation has not. Use 'adamw' or another of: " + choices(optimizer_names()) + "."
+        )
+    if not callable(found):
+        raise ConfigError(f"optimizer={name!r} is of type {type(found).__name__}. Expected an optimizer class.")
+    return found  # type: ignore[no-any-return]
+
+
+def _trainable_groups(parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keep the parameters that require a gradient, in groups."""
+    given = list(parameters)
+    plain = [entry for entry in given if isinstance(entry, torch.Tensor)]
+    groups = [{"params": plain}, *(entry for entry in given if isinstance(entry, dict))]
+    kept = [{**group, "params": [p for p in _as_list(group["params"]) if p.requires_grad]} for group in groups]
+    kept = [group for group in kept if group["params"]]
+    if not kept:
+        raise ConfigError(
+            "The model has no parameter that requires a gradient, so there is nothing to train. "
+            "Unfreeze some: parameter.requires_grad_(True)."
+        )
+    return kept
+
+
+def _as_list(params: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [params] if isinstance(params, torch.Tensor) else list(params)
+
+
+def _refuse_settings_with_a_field(arguments: Mapping[str, Any], owner: str) -> None:
+    """Refuse a second way to say what a field of the config says."""
+    fields = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    problems = [
+        f"{owner}: {key!r} among the keyword arguments. Set the field {field!r} instead."
+        for key, field in fields.items()
+        if key in arguments
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _rates(factory: Callable[..., Any], owner: str, *, learning_rate: float, weight_decay: float) -> dict[str, float]:
+    """Return the rate and the decay as keywords, where they can be taken."""
+    everything = keywords_of(factory)
+    if not everything.takes("lr"):
+        raise ConfigError(f"{owner} takes no 'lr', so learning_rate={learning_rate!r} cannot reach it. Give it one.")
+    if everything.takes("weight_decay"):
+        return {"lr": learning_rate, "weight_decay": weight_decay}
+    if weight_decay != 0:
+        raise ConfigError(f"{owner} has no weight decay, but weight_decay={weight_decay!r}. Set weight_decay=0.")
+    return {"lr": learning_rate}
+
+
+def _fused_is_possible(
+    factory: Callable[..., Any],
+    keywords: Keywords,
+    arguments: Mapping[str, Any],
+    groups: list[dict[str, Any]],
+    device: torch.device,
+) -> bool:
+    """Tell whether one of torch's fused kernels can do this step; a kernel that the user chose is left alone."""
+    if not inspect.isclass(factory) or not issubclass(factory, tuple(_CLASSES.values())):
+        return False
+    if "fused" not in keywords.accepted or _KERNEL_KEYWORDS & arguments.keys():
+        return False
+    devices = {"cpu"} if issubclass(factory, Adagrad) else _FUSED_DEVICES
+    return device.type in devices and all(p.dtype in _FUSED_DTYPES for group in groups for p in group["params"])
+
+
+def _call(
+    factory: Callable[..., Any], groups: list[dict[str, Any]], arguments: dict[str, Any], owner: str
+) -> Optimizer:
+    """Build it, and turn its refusal of a value into a config error."""
+    try:
+        built = factory(groups, **arguments)
+    except (TypeError, ValueError, RuntimeError) as error:
+        advice = ""
+        if factory is Muon:
+            advice = " Muon trains matrices only: pass an optimizer object that gives the other parameters to AdamW."
+        raise ConfigError(f"{owner} cannot be built: {str(error).rstrip('.')}.{advice}") from error
+    if not isinstance(built, Optimizer):
+        raise ConfigError(f"{owner} built a {type(built).__name__}. Expected a torch.optim.Optimizer.")
+    return built

@@ -1,0 +1,250 @@
+"""Build a learning-rate scheduler by name: Hezar's names, every class of `torch.optim.lr_scheduler`, or a dotted path.
+
+Everything is counted in ticks, one tick being one `step()` of the scheduler. What a name leaves out is filled in:
+
+- constant: factor=1.0, so the rate never changes.
+- one_cycle: total_steps = the run's ticks, max_lr = the learning rate.
+- cosine_annealing: T_max = the run's ticks, so the rate falls to eta_min (0) at the end.
+- linear: total_iters = the run's ticks. Torch's factors stay: the rate rises from a third of the learning rate to the
+  whole, a warm-up. For a decay to zero give start_factor=1.0 and end_factor=0.0.
+- polynomial: total_iters = the run's ticks, so the rate falls to 0 at the end.
+- cyclic: max_lr = the learning rate, base_lr = a tenth of max_lr, step_size_up = 2000 ticks or half of the run if that
+  is shorter.
+- sequential: the run's ticks mean, for each part, those between its milestones.
+
+`lambda` needs lr_lambda, a function (or a dotted path to one) from the tick to a factor. `sequential` needs milestones
+and schedulers, a list of {"name": ..., "kwargs": {...}}.
+
+A parameter of one's own scheduler called total_steps, T_max, total_iters or num_training_steps is filled in likewise.
+`one_cycle` and `cyclic` cycle the momentum only of an optimizer that uses one (`one_cycle` also Adam's first beta, as
+torch does). Torch's own names (`LinearLR`, ...) mean the same classes; only `ConstantLR` keeps torch's factor of 1/3.
+
+Building a scheduler patches `optimizer.step`: look the method up after building, not before.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.optim.lookup import Keywords, import_dotted, is_dotted, keywords_of
+
+__all__ = ["build_scheduler", "scheduler_names"]
+
+_HEZAR_NAMES: dict[str, type[LRScheduler]] = {
+    "constant": ConstantLR,
+    "cosine_anealing": CosineAnnealingLR,
+    "cosine_annealing": CosineAnnealingLR,
+    "cyclic": CyclicLR,
+    "exponential": ExponentialLR,
+    "lambda": LambdaLR,
+    "linear": LinearLR,
+    "multi_step": MultiStepLR,
+    "one_cycle": OneCycleLR,
+    "polynomial": PolynomialLR,
+    "reduce_on_plateau": ReduceLROnPlateau,
+    "sequential": SequentialLR,
+    "step": StepLR,
+}
+_TORCH_NAMES: dict[str, type[LRScheduler]] = {
+    name.lower(): vars(lr_scheduler)[name] for name in lr_scheduler.__all__ if name != "LRScheduler"
+}
+_CLASSES = _TORCH_NAMES | _HEZAR_NAMES
+
+_TICKS_OF_THE_RUN = ("total_steps", "T_max", "total_iters", "num_training_steps")
+_FUNCTIONS = ("lr_lambda", "scale_fn")
+
+
+def scheduler_names() -> list[str]:
+    """List the names that `build_scheduler` knows without a dotted path, in lower case."""
+    return sorted(_CLASSES.keys() - {"cosine_anealing"})
+
+
+def build_scheduler(
+    name: str, optimizer: Optimizer, *, total_ticks: int, kwargs: Mapping[str, Any] | None = None
+) -> LRScheduler:
+    """Build the named scheduler over an optimizer for a run of `total_ticks` ticks."""
+    total_ticks = max(total_ticks, 1)
+    factory = _find(name)
+    given = _with_functions(dict(kwargs or {}))
+    owner = f"lr_scheduler={name!r}"
+    if factory is SequentialLR:
+        return _sequential(optimizer, total_ticks, given, owner)
+    if factory is ChainedScheduler:
+        return _chained(optimizer, total_ticks, given, owner)
+    keywords = keywords_of(factory, withheld=("last_epoch",))
+    arguments = _filled_in(factory, keywords, optimizer, total_ticks, given) | given
+    if name.lower() == "constant":
+        arguments.setdefault("factor", 1.0)
+    keywords.check(arguments, owner=owner)
+    return _call(lambda: factory(optimizer, **arguments), owner)
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """Return the class or function that a name stands for."""
+    found: Any = _CLASSES.get(name.lower())
+    if found is None and is_dotted(name):
+        found = import_dotted(name, setting="lr_scheduler")
+    if found is None:
+        known = scheduler_names()
+        raise ConfigError(
+            f"lr_scheduler={name!r} is not known. Known: {choices(known)}; or a dotted path such as "
+            f"'my_package.my_module.MyScheduler'.{suggestion(name, known)}"
+        )
+    if not callable(found):
+        raise ConfigError(f"lr_scheduler={name!r} is of type {type(found).__name__}. Expected a scheduler class.")
+    return found  # type: ignore[no-any-return]
+
+
+def _filled_in(
+    factory: Callable[..., Any], keywords: Keywords, optimizer: Optimizer, total_ticks: int, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what the run and the optimizer say about keywords that may have been left out."""
+    if factory is ConstantLR:
+        return {}
+    filled: dict[str, Any] = {key: total_ticks for key in _TICKS_OF_THE_RUN if key in keywords.accepted}
+    if factory is OneCycleLR:
+        if {"epochs", "steps_per_epoch"} <= given.keys():
+            del filled["total_steps"]
+        filled |= {"max_lr": _base_rates(optimizer)}
+        filled |= {"cycle_momentum": _uses_momentum(optimizer) or "betas" in optimizer.defaults}
+    if factory is CyclicLR:
+        max_rates = given.get("max_lr", _base_rates(optimizer))
+        filled |= {"max_lr": max_rates, "base_lr": _tenth(max_rates), "cycle_momentum": _uses_momentum(optimizer)}
+        filled |= {"step_size_up": min(2000, max(1, total_ticks // 2))}
+    return filled
+
+
+def _base_rates(optimizer: Optimizer) -> list[float]:
+    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+
+
+def _tenth(rates: float | Sequence[float]) -> float | list[float]:
+    return [rate / 10 for rate in rates] if isinstance(rates, Sequence) else rates / 10
+
+
+def _uses_momentum(optimizer: Optimizer) -> bool:
+    """Tell whether every group has a momentum at work; cycling would switch on one that is 0."""
+    return all(group.get("momentum", 0) != 0 for group in optimizer.param_groups)
+
+
+def _with_functions(given: dict[str, Any]) -> dict[str, Any]:
+    """Import the functions that are given by dotted path."""
+    for key in _FUNCTIONS:
+        if given.get(key) is None:
+            continue
+        value = given[key]
+        given[key] = [_function(key, f) for f in value] if isinstance(value, list | tuple) else _function(key, value)
+    return given
+
+
+def _function(key: str, given: Any) -> Callable[[int], float]:
+    found = import_dotted(given, setting=key) if isinstance(given, str) and is_dotted(given) else given
+    if not callable(found):
+        raise ConfigError(f"{key}={given!r} is not a function. Give one, or a dotted path such as 'my_package.decay'.")
+    # Torch reads the __dict__ of all but plain functions when it saves; builtins have none.
+    return found if isinstance(found, types.FunctionType) or hasattr(found, "__dict__") else functools.partial(found)
+
+
+def _sequential(optimizer: Optimizer, total_ticks: int, given: dict[str, Any], owner: str) -> LRScheduler:
+    """Build parts that follow one another, each sized to the ticks between its milestones."""
+    Keywords(frozenset({"schedulers", "milestones"}), frozenset({"schedulers", "milestones"}), takes_any=False).check(
+        given, owner=owner
+    )
+    milestones = list(given["milestones"])
+    edges = [0, *milestones]
+    if any(later <= earlier for earlier, later in zip(edges, milestones, strict=False)):
+        raise ConfigError(f"{owner}: milestones={milestones} must be ticks in rising order, the first at least 1.")
+    parts = _parts(given["schedulers"], owner)
+    if len(parts) != len(milestones) + 1:
+        raise ConfigError(
+            f"{owner}: {len(parts)} schedulers and {len(milestones)} milestones. Expected one milestone between each "
+            "two schedulers."
+        )
+    ends = [*milestones, max(total_ticks, edges[-1] + 1)]
+    built = []
+    for (name, kwargs), start, end in zip(parts, edges, ends, strict=True):
+        _start_from_the_base_rate(optimizer)
+        built.append(build_scheduler(name, optimizer, total_ticks=end - start, kwargs=kwargs))
+    return _call(lambda: SequentialLR(optimizer, built, milestones), owner)
+
+
+def _chained(optimizer: Optimizer, total_ticks: int, given: dict[str, Any], owner: str) -> LRScheduler:
+    """Build parts that multiply: each starts from the rate that the one before left."""
+    Keywords(frozenset({"schedulers"}), frozenset({"schedulers"}), takes_any=False).check(given, owner=owner)
+    parts = _parts(given["schedulers"], owner)
+    _start_from_the_base_rate(optimizer)
+    built = [build_scheduler(name, optimizer, total_ticks=total_ticks, kwargs=kwargs) for name, kwargs in parts]
+    return _call(lambda: ChainedScheduler(built, optimizer), owner)
+
+
+def _start_from_the_base_rate(optimizer: Optimizer) -> None:
+    """Undo what an earlier part's construction did to the rate."""
+    for group in optimizer.param_groups:
+        rate = group["lr"]
+        base = group.setdefault("initial_lr", rate.clone() if isinstance(rate, torch.Tensor) else rate)
+        if isinstance(rate, torch.Tensor):
+            rate.copy_(base)
+        else:
+            group["lr"] = base
+
+
+def _parts(given: Any, owner: str) -> list[tuple[str, Mapping[str, Any] | None]]:
+    """Read the list of parts, and report all that is wrong with it at once."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ConfigError(f"{owner}: schedulers={given!r}. Expected a list of {{'name': ..., 'kwargs': {{...}}}}.")
+    problems = list(_part_problems(given, owner))
+    if problems:
+        raise ConfigError(problems)
+    return [(part["name"], part.get("kwargs")) for part in given]
+
+
+def _part_problems(parts: Sequence[Any], owner: str) -> Iterator[str]:
+    if not parts:
+        yield f"{owner}: the list of schedulers is empty. Give at least one."
+    for number, part in enumerate(parts):
+        where = f"{owner}: schedulers[{number}]"
+        if not isinstance(part, Mapping) or not isinstance(part.get("name"), str) or part.keys() - {"name", "kwargs"}:
+            yield f"{where}={part!r}. Expected {{'name': ..., 'kwargs': {{...}}}}."
+            continue
+        factory = _find(part["name"])
+        # OneCycleLR keeps its rates in the optimizer's groups, where its neighbours would read them as their own;
+        # torch cannot restart a nested sequence; and a plateau waits for a metric.
+        if inspect.isclass(factory) and issubclass(
+            factory, OneCycleLR | SequentialLR | ChainedScheduler | ReduceLROnPlateau
+        ):
+            yield f"{where}: {part['name']!r} cannot be a part of another scheduler. Use it alone."
+
+
+def _call(build: Callable[[], Any], owner: str) -> LRScheduler:
+    """Build it, and turn its refusal of a value into a config error."""
+    try:
+        built = build()
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        raise ConfigError(f"{owner} cannot be built: {error}") from error
+    if not isinstance(built, LRScheduler):
+        raise ConfigError(f"{owner} built a {type(built).__name__}. Expected a torch.optim.lr_scheduler.LRScheduler.")
+    return built

@@ -1,0 +1,198 @@
+"""The one place that builds an Accelerator, and the check that it did what was asked.
+
+Accelerate drops requests silently (fp16 on a CPU runs as fp32, a launcher's processes may come up as separate worlds), so
+everything asked for is compared with what came out, and a difference stops the run with a sentence. Data order, windows,
+schedules and checkpoints are not Accelerate's business here: see `data`, `optim` and `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from hezar_train.config import TrainerConfig
+from hezar_train.errors import ConfigError
+
+__all__ = ["Runtime", "build_runtime", "logger", "to_device"]
+
+logger = logging.getLogger("hezar_train")
+
+OWN_TRACKERS = frozenset({"tensorboard"})  # written by our own event writers
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Processes, device and precision of a run, resolved once."""
+
+    accelerator: Accelerator
+    device: torch.device
+    num_processes: int
+    rank: int
+    precision: str
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        return self.accelerator.scaler  # type: ignore[no-any-return]
+
+    def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Return what to enter around each forward: Accelerate's autocast, or nothing in full precision."""
+        if self.precision == "no":
+            return contextlib.nullcontext
+        return self.accelerator.autocast  # type: ignore[no-any-return]
+
+
+def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None) -> Runtime:
+    """Build (or take) the Accelerator and check it against the config."""
+    _make_visible(logger)
+    if config.deterministic:
+        _ask_for_deterministic_kernels()
+    asked = None if config.device is None else torch.device(config.device)
+    own = accelerator is None
+    if accelerator is None:
+        _refuse_impossible(config, asked)
+        accelerator = _new_accelerator(config, asked)
+    runtime = Runtime(
+        accelerator,
+        accelerator.device,
+        accelerator.num_processes,
+        accelerator.process_index,
+        str(accelerator.mixed_precision),
+    )
+    problems = _broken_promises(config, asked, runtime, own=own)
+    if problems:
+        raise ConfigError(problems)
+    return runtime
+
+
+class _Console(logging.Handler):
+    """Print records to whatever standard error is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _make_visible(log: logging.Logger) -> None:
+    """Show what the package says to a user who has not set up logging: the main process speaks, others only warn."""
+    if log.handlers or logging.getLogger().handlers:
+        return
+    log.addHandler(_Console())
+    log.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor of a batch (nested in mappings, lists, tuples) to `device`."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def _refuse_impossible(config: TrainerConfig, asked: torch.device | None) -> None:
+    on_cpu = config.use_cpu or (asked is not None and asked.type == "cpu") or not torch.accelerator.is_available()
+    if config.precision == "fp16" and on_cpu:
+        raise ConfigError(
+            "mixed_precision='fp16' needs an accelerator, and this run is on the CPU. "
+            "Use mixed_precision='bf16' (works on the CPU) or None."
+        )
+    if asked is not None and asked.type not in {"cpu", "meta"} and not _has(asked):
+        raise ConfigError(f"device={str(asked)!r} is not on this machine. Use device=None to take what is there.")
+    if asked is not None and asked.type == "meta":
+        raise ConfigError("device='meta' holds no values, so nothing can be trained on it. Use device=None or 'cpu'.")
+
+
+def _has(device: torch.device) -> bool:
+    found = torch.accelerator.current_accelerator()
+    if found is None or found.type != device.type:
+        return False
+    return device.index is None or device.index < torch.accelerator.device_count()
+
+
+def _new_accelerator(config: TrainerConfig, asked: torch.device | None) -> Accelerator:
+    cpu = config.use_cpu or (asked is not None and asked.type == "cpu") or not torch.accelerator.is_available()
+    _forget_other_settings(config, cpu)
+    if asked is not None and asked.index is not None:
+        os.environ["ACCELERATE_TORCH_DEVICE"] = str(asked)
+    others = [name for name in config.trackers or [] if name not in OWN_TRACKERS]
+    try:
+        # accumulation stays 1: the window is ours; split_batches and friends concern loaders we do not prepare
+        return Accelerator(
+            cpu=cpu,
+            mixed_precision=config.precision,
+            log_with=others or None,
+            project_dir=config.output_dir if others else None,
+            step_scheduler_with_optimizer=False,
+        )
+    except (ImportError, ValueError) as error:
+        message = f"Accelerate refused mixed_precision={config.precision!r}, trackers={others!r}: {error}"
+        raise ConfigError(message) from error
+
+
+def _forget_other_settings(config: TrainerConfig, cpu: bool) -> None:
+    """Let one process train twice with other settings: Accelerate keeps the first ones in a global."""
+    if not AcceleratorState._shared_state or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return
+    state = AcceleratorState()
+    if state.mixed_precision != config.precision or (state.device.type == "cpu") != cpu:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _broken_promises(
+    config: TrainerConfig, asked: torch.device | None, runtime: Runtime, *, own: bool
+) -> list[str]:
+    """List every way in which Accelerate did not do what the config or the launcher asked for."""
+    problems = []
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and runtime.num_processes == 1:
+        problems.append(
+            f"the launcher started {launched} processes (WORLD_SIZE) but Accelerate sees one: each would train alone "
+            "and write the same folder. On a CPU, set ACCELERATE_USE_CPU=true."
+        )
+    if runtime.num_processes > 1:
+        problems.append(f"{runtime.num_processes} processes were started; this version trains on one process.")
+    elif config.distributed:
+        problems.append("distributed=True, but there is one process. Start the script with a launcher, or drop the field.")
+    if runtime.precision != config.precision and (own or config.mixed_precision is not None):
+        problems.append(
+            f"mixed_precision={config.precision!r} in the config, but the accelerator runs {runtime.precision!r}. "
+            "Give both the same value."
+        )
+    if asked is not None and not _same_device(asked, runtime.device):
+        problems.append(f"device={str(asked)!r} was asked for, but the accelerator uses {str(runtime.device)!r}.")
+    if config.use_cpu and runtime.device.type != "cpu":
+        problems.append(f"use_cpu=True, but the accelerator passed in uses {str(runtime.device)!r}.")
+    ready = {str(name) for name in runtime.accelerator.log_with}
+    problems += [
+        f"trackers has {name!r}, but its package is not installed. Install it, or take it out of trackers."
+        for name in config.trackers or []
+        if own and name not in OWN_TRACKERS | ready
+    ]
+    return problems
+
+
+def _same_device(asked: torch.device, got: torch.device) -> bool:
+    return asked.type == got.type and (asked.index is None or got.index in {asked.index, None})
+
+
+def _ask_for_deterministic_kernels() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

@@ -1,0 +1,63 @@
+"""The facts of a run that `print_info` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hezar_train.config import TrainerConfig
+from hezar_train.optim import Schedule
+from hezar_train.plan import Plan
+from hezar_train.runtime import Runtime
+from hezar_train.state import TrainerState
+
+__all__ = ["facts_of", "num_parameters"]
+
+
+def num_parameters(model: nn.Module, *, trainable: bool = False) -> int:
+    """Count the parameters, or only those that are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
+
+
+def facts_of(
+    config: TrainerConfig, plan: Plan, runtime: Runtime, model: nn.Module, schedule: Schedule, state: TrainerState,
+    *, optimizer: object, eval_samples: Any, best_key: str,
+) -> dict[str, str]:  # fmt: skip
+    """Collect what a person wants to see before a run starts, in words."""
+    saves = "off" if not config.save_enabled else _period(plan.save_updates, "at epoch ends")
+    total, trained = num_parameters(model), num_parameters(model, trainable=True)
+    return {
+        "Output folder": str(config.output_dir),
+        "Task": str(config.task or "-"),
+        "Model": type(model).__name__,
+        "Parameters": f"{total:,} ({trained:,} trained)",
+        "Device": str(runtime.device),
+        "Processes": str(runtime.num_processes),
+        "Precision": {"no": "fp32"}.get(runtime.precision, runtime.precision),
+        "Training samples": _count(plan.num_samples),
+        "Evaluation samples": _count(eval_samples),
+        "Epochs": str(plan.num_epochs),
+        "Batch size": str(plan.batch_size),
+        "Gradient accumulation": str(plan.accumulation),
+        "Samples per update": str(plan.window_samples),
+        "Steps per epoch": _count(plan.steps_in_epoch),
+        "Total steps": f"{plan.total_steps:,}",
+        "Total updates": f"{plan.total_updates:,}",
+        "Optimizer": type(optimizer).__name__,
+        "Learning rate": ", ".join(f"{rate:g}" for rate in schedule.rates()),
+        "Schedule": "-" if schedule.scheduler is None else type(schedule.scheduler).__name__,
+        "Best model by": best_key,
+        "Saves": saves,
+        "Logs": _period(plan.log_updates, "at epoch ends"),
+        "Seed": str(config.seed),
+        "Starts at": f"step {state.global_step}, epoch {state.epoch}" if state.global_step else "the beginning",
+    }
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _period(updates: int | None, otherwise: str) -> str:
+    return otherwise if updates is None else f"every {updates:,} updates and {otherwise}"

@@ -1,0 +1,96 @@
+"""The run's folder: every path in one place, what a resume drops, what a fresh start moves aside.
+
+Nothing is ever deleted here: lines past a checkpoint go to `*.dropped`, an earlier run in the same folder to `previous/`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from hezar_train.config import TrainerConfig
+from hezar_train.config.files import write_atomically
+from hezar_train.state import TrainerState
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """Paths of one run."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self.root = Path(config.output_dir)
+        self.checkpoints = self.root / config.checkpoints_dir
+        self.all_logs = self.root / config.logs_dir
+        self.evaluations = self.root / "evaluations"
+        self.ledger = self.root / "ledger.jsonl"
+        self.plan = self.root / "plan.json"
+        self.config = self.root / "train_config.yaml"
+        self.best = self.root / "best.json"
+        self.lock = self.root / "lock"
+
+    def new_logs(self) -> Path:
+        """Name a logs folder after now and this host."""
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        host = re.sub(r"[^\w.-]", "-", socket.gethostname()) or "host"
+        return self.all_logs / f"{stamp}_{host}"
+
+    def logs(self, state: TrainerState) -> Path:
+        """Return the logs folder of a run, by what its state says."""
+        return self.root / state.logs_dir if state.logs_dir else self.new_logs()
+
+    def move_previous_aside(self) -> Path | None:
+        """Move what an earlier run left to `previous/{n}`; return that folder, or None if there was nothing."""
+        found = [
+            path
+            for path in (self.checkpoints, self.all_logs, self.evaluations, self.ledger, self.plan, self.config, self.best)
+            if path.exists()
+        ]
+        if not found:
+            return None
+        taken = [int(path.name) for path in (self.root / "previous").glob("[0-9]*")]
+        target = self.root / "previous" / f"{max(taken, default=0) + 1:04d}"
+        target.mkdir(parents=True)
+        for path in found:
+            destination = target / path.relative_to(self.root)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(destination)
+        return target
+
+    def record_evaluation(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
+        """Write an evaluation's result, once and whole."""
+        content = json.dumps({"step": step, "epoch": epoch, "metrics": metrics}, indent=1)
+        self.evaluations.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._record(step), content + "\n")
+
+    def recorded_evaluation(self, step: int) -> dict[str, float] | None:
+        """Read an evaluation's result; None where there is none, or none that can be read."""
+        try:
+            found: dict[str, Any] = json.loads(self._record(step).read_text(encoding="utf-8"))
+            return {str(name): float(value) for name, value in found["metrics"].items()}
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # a damaged record is as good as none: the evaluation runs again
+
+    def drop_evaluations_after(self, step: int) -> None:
+        """Put aside the records of evaluations that the resumed run will do again."""
+        for path in self.evaluations.glob("*.json"):
+            if path.stem.isdigit() and int(path.stem) > step:
+                path.rename(path.with_name(path.name + ".dropped"))
+
+    def write_best(self, state: TrainerState) -> None:
+        """Point to the best checkpoint so far."""
+        if state.best_checkpoint is None:
+            return
+        content = {
+            "step": state.best_checkpoint,
+            "metric": state.metric_for_best_checkpoint,
+            "value": state.best_metric_value,
+        }
+        write_atomically(self.best, json.dumps(content, indent=1) + "\n")
+
+    def _record(self, step: int) -> Path:
+        return self.evaluations / f"{step:08d}.json"

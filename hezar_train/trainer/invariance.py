@@ -1,0 +1,130 @@
+"""Check a user's own loss: does cutting a batch into micro-batches change the gradient?
+
+The whole batch and every factoring of it go through the same weighing and backward pass as in training; dropout and batch
+statistics are off (evaluation mode), because they may differ between cuts by design.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Factoring", "InvarianceReport", "check_invariance", "factorings"]
+
+Gradients = tuple[float, list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Factoring:
+    """One way to cut the batch, and how far its result is from the whole batch's, relative to it."""
+
+    sizes: tuple[int, ...]
+    gradient_error: float
+    loss_error: float
+
+
+@dataclass(frozen=True)
+class InvarianceReport:
+    """The outcome of `verify_invariance`."""
+
+    num_samples: int
+    tolerance: float
+    factorings: list[Factoring]
+
+    @property
+    def worst(self) -> Factoring:
+        """Return the factoring that is farthest off."""
+        return max(self.factorings, key=lambda f: max(_or_inf(f.gradient_error), _or_inf(f.loss_error)))
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether every factoring gives the same gradient and loss."""
+        errors = [e for f in self.factorings for e in (f.gradient_error, f.loss_error)]
+        return all(error <= self.tolerance for error in errors)  # a NaN is not
+
+    def __str__(self) -> str:
+        worst = self.worst
+        cut = "+".join(map(str, worst.sizes))
+        off = f"gradient off by {worst.gradient_error:.2e}, loss by {worst.loss_error:.2e} (limit {self.tolerance:.0e})"
+        if self.holds:
+            return f"{len(self.factorings)} ways to cut {self.num_samples} samples agree; worst: {cut}, {off}."
+        return (
+            f"cutting {self.num_samples} samples as {cut} changes the result: {off}. The loss must be a mean over its units: "
+            "return a mean over samples, or set loss_weight='labels' if it is a mean over labels, or override "
+            "batch_weight(batch) to return what it is a mean of."
+        )
+
+
+def check_invariance(
+    model: nn.Module,
+    samples: Sequence[int],
+    fetch: Callable[[Sequence[int]], Any],
+    weigh: Callable[[Any, int], float],
+    loss_of: Callable[[Any], torch.Tensor],
+    tolerance: float,
+) -> InvarianceReport:
+    """Compare the whole batch with every factoring of it."""
+    was_training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        cuts = factorings(len(samples))
+        results = {cut: _gradients(model, _batches(samples, cut, fetch, weigh), loss_of) for cut in cuts}
+    finally:
+        for module, training in was_training.items():
+            module.training = training
+        model.zero_grad(set_to_none=True)
+    whole = results[(len(samples),)]
+    found = [_compare(cut, result, whole) for cut, result in results.items() if cut != (len(samples),)]
+    return InvarianceReport(len(samples), tolerance, found)
+
+
+def factorings(size: int) -> list[tuple[int, ...]]:
+    """List the ways to cut `size` samples: equal parts of every divisor, and one uneven cut."""
+    equal = [(size // parts,) * parts for parts in range(1, size + 1) if size % parts == 0]
+    part = math.isqrt(size) + 1
+    uneven = (*([part] * (size // part)), size % part) if size % part else ()
+    return equal + ([uneven] if uneven else [])
+
+
+def _batches(
+    samples: Sequence[int], cut: tuple[int, ...], fetch: Callable[[Sequence[int]], Any], weigh: Callable[[Any, int], float]
+) -> list[tuple[Any, float]]:
+    batches, start = [], 0
+    for size in cut:
+        batch = fetch(samples[start : start + size])
+        batches.append((batch, weigh(batch, size)))
+        start += size
+    return batches
+
+
+def _gradients(
+    model: nn.Module, batches: list[tuple[Any, float]], loss_of: Callable[[Any], torch.Tensor]
+) -> Gradients:
+    model.zero_grad(set_to_none=True)
+    total = sum(weight for _, weight in batches)
+    mean = 0.0
+    for batch, weight in batches:
+        if weight:
+            loss = loss_of(batch) * (weight / total)
+            loss.backward()  # type: ignore[no-untyped-call]
+            mean += float(loss)
+    return mean, [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def _compare(cut: tuple[int, ...], result: Gradients, whole: Gradients) -> Factoring:
+    loss, gradients = result
+    whole_loss, whole_gradients = whole
+    if len(gradients) != len(whole_gradients):
+        return Factoring(cut, math.inf, abs(loss - whole_loss))
+    size = max((float(g.abs().max()) for g in whole_gradients), default=0.0) or 1.0
+    off = max((float((a - b).abs().max()) for a, b in zip(gradients, whole_gradients, strict=True)), default=0.0)
+    return Factoring(cut, off / size, abs(loss - whole_loss) / (abs(whole_loss) or 1.0))
+
+
+def _or_inf(value: float) -> float:
+    return math.inf if math.isnan(value) else value

@@ -1,0 +1,91 @@
+"""The append-only files of a run while it trains: metrics, CSV, TensorBoard, trackers, ledger.
+
+At a resume everything past the checkpoint is moved to `*.dropped` first, so that every value is there once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+from hezar_train.config import TrainerConfig
+from hezar_train.events import (
+    METRICS_FILE,
+    CSVWriter,
+    EventStorage,
+    JSONLinesWriter,
+    Ledger,
+    Row,
+    TensorBoardWriter,
+    TrackerWriter,
+    keep_until,
+    read_rows,
+)
+from hezar_train.runtime import Runtime
+from hezar_train.state import TrainerState
+from hezar_train.trainer.folder import RunFolder
+
+__all__ = ["Records"]
+
+
+class Records:
+    """Open the files of a run; know their sizes, which a checkpoint keeps."""
+
+    def __init__(
+        self, folder: RunFolder, state: TrainerState, storage: EventStorage, config: TrainerConfig, csv_file: str
+    ) -> None:
+        logs = folder.logs(state)
+        state.logs_dir = str(logs.relative_to(folder.root))
+        kept = self._drop_what_follows(folder, state, logs)
+        self._root, self._storage = folder.root, storage
+        self.ledger = Ledger(folder.ledger)
+        self._metrics = JSONLinesWriter(logs / METRICS_FILE)
+        table = CSVWriter(logs / csv_file)
+        if kept is not None:
+            table.rebuild(kept)
+        storage.writers += [self._metrics, table]
+        if config.trackers is None or "tensorboard" in config.trackers:
+            storage.writers.append(_tensorboard(logs, kept, state.global_step))
+
+    def follow(self, runtime: Runtime, name: str, config: TrainerConfig) -> None:
+        """Pass rows on to the Accelerator's trackers as well, starting those that the config names."""
+        accelerator = runtime.accelerator
+        if accelerator.log_with and not accelerator.trackers:
+            facts = {key: value for key, value in config.to_dict().items() if isinstance(value, str | int | float | bool)}
+            accelerator.init_trackers(name, config=facts)
+        if accelerator.trackers:
+            self._storage.writers.append(TrackerWriter(accelerator))
+
+    def flush(self) -> dict[str, int]:
+        """Hand all lines to the operating system; return the sizes that a checkpoint taken now must keep."""
+        self.ledger.flush()
+        self._storage.flush()
+        return {str(file.path.relative_to(self._root)): file.size for file in (self.ledger, self._metrics)}
+
+    def sync(self) -> None:
+        """Make the flushed lines survive a power cut."""
+        self.ledger.sync()
+        self._storage.sync()
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self.ledger.close()
+        self._storage.close()
+
+    @staticmethod
+    def _drop_what_follows(folder: RunFolder, state: TrainerState, logs: Path) -> list[Row] | None:
+        """Cut the files back to the checkpoint; return the rows kept, None at a fresh start."""
+        if state.global_step == 0:
+            return None
+        for name, size in state.files.items():
+            keep_until(folder.root / name, size)
+        folder.drop_evaluations_after(state.global_step)
+        return read_rows(logs / METRICS_FILE)
+
+
+def _tensorboard(logs: Path, kept: list[Row] | None, step: int) -> TensorBoardWriter:
+    if kept is None:
+        return TensorBoardWriter(logs)
+    writer = TensorBoardWriter(logs, purge_step=step)
+    writer.write([row for row in kept if row.step == step])
+    return writer

@@ -1,0 +1,120 @@
+"""A training run while it is under way: its lock, its files, and how to do what falls due.
+
+The order of things is `hooks.Due`'s; this module only knows how each is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hezar_train.checkpoint import CheckpointStore, CheckpointWriter
+from hezar_train.config import TrainerConfig
+from hezar_train.events import EventStorage
+from hezar_train.hooks import Actions, Progress
+from hezar_train.optim import Schedule
+from hezar_train.runtime import logger
+from hezar_train.state import TrainerState
+from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.records import Records
+from hezar_train.trainer.saving import Snapshot
+
+__all__ = ["Run"]
+
+OWN_NAMES = frozenset({"train.step_loss"})  # measured each update; rows hold its mean instead
+
+
+@dataclass
+class Run:
+    """The parts that logging, saving and judging need, gathered for one call of `train()`."""
+
+    config: TrainerConfig
+    folder: RunFolder
+    state: TrainerState
+    storage: EventStorage
+    schedule: Schedule
+    progress: Progress
+    records: Records
+    snapshot: Snapshot
+    evaluate: Callable[[], dict[str, float]] | None
+    objective: str
+    grad_norm: Callable[[], float | None]
+    last_metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        store = CheckpointStore(self.folder.checkpoints)
+        self._writer = CheckpointWriter(store, self.config.async_save, self.config.save_total_limit)
+
+    @property
+    def actions(self) -> Actions:
+        """Return what can fall due, for the hook that decides when."""
+        return Actions(log=self.log, save=self.save, judge=self.judge)
+
+    def reserve_buffers(self) -> None:
+        """Make the memory that a save copies into, while nobody waits for it."""
+        if self.config.save_enabled:
+            size = self._writer.reserve(self.snapshot.take())
+            logger.debug("background saves hold %.1f MB of host memory", size / 1e6)
+
+    def log(self) -> None:
+        """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put."""
+        state = self.state
+        measured = {name: value for name, value in self.storage.unlogged().items() if name not in OWN_NAMES}
+        values = {**measured, "train.loss": state.loss_tracker_avg}
+        if state.period_loss_count:
+            values["train.recent_loss"] = state.period_loss_sum / state.period_loss_count
+        values["train.learning_rate"] = self.schedule.rates()[0]
+        if (norm := self.grad_norm()) is not None:
+            values["train.grad_norm"] = norm
+        if (pace := self.progress.samples_per_second()) is not None:
+            values["train.samples_per_second"] = pace
+        state.period_loss_sum = state.period_loss_count = 0.0
+        self._write(values)
+
+    def save(self) -> None:
+        """Save a checkpoint of this update, in the background if the config says so."""
+        self.progress.pause()
+        self.state.files = self.records.flush()
+        best = self.state.best_checkpoint
+        self._writer.save(
+            self.state.global_step, self.snapshot.take(self.records.sync), protect=() if best is None else (best,)
+        )
+        self.progress.resume()
+
+    def judge(self) -> None:
+        """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""
+        state = self.state
+        found = {"train.loss": state.loss_tracker_avg}
+        if self.evaluate is not None:
+            metrics = self.folder.recorded_evaluation(state.global_step)
+            if metrics is None:
+                metrics = self.evaluate()
+                self.folder.record_evaluation(state.global_step, state.epoch, metrics)
+            found |= {f"evaluation.{name}": value for name, value in metrics.items()}
+            self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
+        self.last_metrics = found
+        self._draw_conclusions(found)
+
+    def finish(self) -> None:
+        """Wait for the save under way and close the files."""
+        try:
+            self._writer.close()
+        finally:
+            self.records.close()
+            self.progress.close()
+        if self._writer.failed_saves:
+            logger.warning("%d saves failed because the disk was full", self._writer.failed_saves)
+
+    def _draw_conclusions(self, found: dict[str, float]) -> None:
+        state = self.state
+        value = found.get(state.metric_for_best_checkpoint or "", math.nan)
+        if state.update_best_results(value, self.objective, state.global_step) and self.config.save_enabled:
+            self.folder.write_best(state)
+        if not math.isnan(value):
+            self.schedule.after_evaluation(value)
+
+    def _write(self, values: dict[str, float]) -> None:
+        row = self.storage.log(values, self.state.global_step, self.state.epoch)
+        self.storage.flush()
+        self.progress.line(row)

@@ -1,0 +1,104 @@
+"""What a checkpoint of a trainer holds, and how it is put back: model, optimizer, state, schedule, scaler, hooks, data.
+
+No random state is saved: order and randomness are functions of the counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hezar_train.checkpoint import CONFIG_FILE, Checkpoint, Parts, load_module_state
+from hezar_train.config import TrainerConfig
+from hezar_train.config.files import to_yaml
+from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.loop import Hook
+from hezar_train.optim import Schedule
+from hezar_train.plan import Plan
+from hezar_train.state import TrainerState
+
+__all__ = ["Snapshot", "preprocessor_writer"]
+
+PREPROCESSOR_FOLDER = "preprocessor"
+
+
+@dataclass
+class Snapshot:
+    """The live objects behind a checkpoint."""
+
+    config: TrainerConfig
+    plan: Plan
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: Schedule
+    scaler: torch.amp.GradScaler | None
+    state: TrainerState
+    hooks: Sequence[Hook]
+    write_preprocessor: Callable[[Path], None] | None = None
+    cursor: Any = None
+
+    def take(self, before_commit: Callable[[], None] | None = None) -> Parts:
+        """Gather everything by reference; the writer copies the tensors."""
+        extra = {
+            "plan": self.plan.to_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "hooks": {name: hook.state_dict() for name, hook in self._named_hooks()},
+            "data": self.cursor,
+        }
+        folders = {PREPROCESSOR_FOLDER: self.write_preprocessor} if self.write_preprocessor else {}
+        return Parts.gather(
+            model=self.model,
+            optimizer=self.optimizer.state_dict(),
+            state=self.state.to_dict(),
+            texts={CONFIG_FILE: to_yaml(self.config.to_dict())},
+            extra=extra,
+            folders=folders,
+            before_commit=before_commit,
+        )
+
+    def put_back(self, checkpoint: Checkpoint) -> None:
+        """Bring every object back to where the checkpoint has it."""
+        load_module_state(self.model, *checkpoint.model())
+        extra = checkpoint.extra()
+        try:
+            self.optimizer.load_state_dict(checkpoint.optimizer())
+        except ValueError as error:
+            raise CheckpointError(f"the optimizer state of {checkpoint.path} does not fit this optimizer: {error}") from error
+        self.schedule.load_state_dict(extra["schedule"])
+        if self.scaler is not None and extra["scaler"] is not None:
+            self.scaler.load_state_dict(extra["scaler"])
+        self.cursor = extra["data"]
+        self.state.update(checkpoint.state())
+        for name, hook in self._named_hooks():
+            if name in extra["hooks"]:
+                hook.load_state_dict(extra["hooks"][name])
+
+    def _named_hooks(self) -> list[tuple[str, Hook]]:
+        """Name each hook; a second one of the same name gets a number."""
+        seen: dict[str, int] = {}
+        named = []
+        for hook in self.hooks:
+            seen[hook.name] = number = seen.get(hook.name, 0) + 1
+            named.append((hook.name if number == 1 else f"{hook.name}-{number}", hook))
+        return named
+
+
+def preprocessor_writer(preprocessor: Any) -> Callable[[Path], None] | None:
+    """Return how to write a preprocessor into a folder: its `save_pretrained`, else its `save`."""
+    if preprocessor is None:
+        return None
+    for method in ("save_pretrained", "save"):
+        if hasattr(preprocessor, method):
+            write = getattr(preprocessor, method)
+            return lambda folder: write(str(folder))
+    raise ConfigError(
+        f"the preprocessor {type(preprocessor).__name__} has neither save_pretrained(folder) nor save(folder), so it cannot "
+        "be kept with the model. Add one, or do not pass it."
+    )

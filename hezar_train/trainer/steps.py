@@ -1,0 +1,167 @@
+"""What the loop does by itself while training, as named hooks, each calling the trainer's method of the same job.
+
+This is the hot path: nothing here waits for the device but the guard, once per update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hezar_train.data import Window, seed_device, step_seed
+from hezar_train.errors import NonFiniteError
+from hezar_train.events import EventStorage
+from hezar_train.events.ledger import Ledger
+from hezar_train.loop import Context, HookSet, Moment
+from hezar_train.optim import Schedule
+from hezar_train.runtime import Runtime, to_device
+from hezar_train.state import TrainerState
+from hezar_train.trainer.models import labels_of
+from hezar_train.trainer.updates import Updater
+
+__all__ = ["TrainSteps", "Verbs"]
+
+MAX_NAMED_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """The trainer's methods that a user may override."""
+
+    prepare_input_batch: Callable[[Any], Any]
+    forward: Callable[[Any], dict[str, Any]]
+    compute_loss: Callable[..., torch.Tensor]
+
+
+class TrainSteps:
+    """The default hooks of training."""
+
+    def __init__(
+        self, verbs: Verbs, runtime: Runtime, state: TrainerState, updater: Updater, schedule: Schedule, seed: int
+    ) -> None:
+        self._verbs, self._state, self._updater, self._schedule = verbs, state, updater, schedule
+        self._autocast, self._scaler = runtime.autocast(), runtime.scaler
+        self._device, self._moves = runtime.device, runtime.device.type != "cpu"
+        self._seed, self._rank = seed, runtime.rank
+        self.storage: EventStorage | None = None
+        self.ledger: Ledger | None = None
+
+    def register(self, hooks: HookSet) -> None:
+        """Put the default behaviour into a hook set, under its names."""
+        hooks.register(self.prepare_input, Moment.BATCH_START, name="prepare_input")
+        hooks.register(self.forward, Moment.BATCH_FORWARD, name="forward")
+        hooks.register(self.backward, Moment.BATCH_BACKWARD, name="backward")
+        hooks.register(self.guard, Moment.UPDATE, name="guard")
+        hooks.register(self.clip, Moment.UPDATE, name="clip")
+        hooks.register(self.step, Moment.UPDATE, name="step")
+        hooks.register(self.zero_grad, Moment.UPDATE, name="zero_grad")
+        hooks.register(self.count, Moment.BATCH_END, name="count")
+        hooks.register(self.schedule, Moment.BATCH_END, name="schedule")
+
+    def prepare_input(self, ctx: Context) -> None:
+        """Bring the batch to the device and let the user's method change it."""
+        batch = to_device(ctx.batch, self._device) if self._moves else ctx.batch
+        ctx.batch = self._verbs.prepare_input_batch(batch)
+
+    def forward(self, ctx: Context) -> None:
+        """Seed what the model draws by (seed, step, rank), run it and compute the loss."""
+        seed_device(step_seed(self._seed, self._state.global_step, self._rank), self._device)
+        batch = ctx.batch
+        others = batch if isinstance(batch, Mapping) else {}
+        with self._autocast():
+            ctx.outputs = outputs = self._verbs.forward(batch)
+            labels = labels_of(batch)
+            ctx.loss = self._verbs.compute_loss(outputs, labels, **{k: v for k, v in others.items() if k != "labels"})
+
+    def backward(self, ctx: Context) -> None:
+        """Add this micro-batch's share of the window's mean to the gradients."""
+        window: Window = ctx.window
+        share = share_of(window, ctx.batch_in_window)
+        loss = ctx.loss if share else _zero_through(ctx.outputs, ctx.loss)
+        scaled = loss if share == 1.0 else loss * share
+        if scaled.requires_grad:
+            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+        ctx.outputs["loss"] = loss.detach()
+        add_loss(ctx, scaled.detach())
+
+    def guard(self, ctx: Context) -> None:
+        """Read loss and gradient norm, once, and stop before an update that would poison the weights."""
+        norm = self._updater.gradient_norm()
+        ctx.grad_norm = grad_norm = float(norm)
+        ctx.loss_value = loss = float(ctx.window_loss)
+        if math.isfinite(loss) and (math.isfinite(grad_norm) or self._updater.skips_non_finite):
+            return
+        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm} (loss {loss})"
+        samples = [int(i) for part in ctx.window.indices for i in part]
+        named = ", ".join(map(str, samples[:MAX_NAMED_SAMPLES])) or "not known: the data is a stream"
+        more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
+        raise NonFiniteError(
+            f"{what} in the update at step {self._state.global_step + 1} (epoch {self._state.epoch}); it was not applied. "
+            f"Samples of the window: {named}{more}. Look at them, lower learning_rate, or set max_grad_norm; the last "
+            "checkpoint is intact.",
+            step=self._state.global_step + 1,
+            samples=samples,
+        )
+
+    def clip(self, ctx: Context) -> None:
+        """Limit the gradients to `max_grad_norm`."""
+        self._updater.clip(ctx.grad_norm)
+
+    def step(self, ctx: Context) -> None:
+        """Step the optimizer."""
+        ctx.applied = self._updater.step()
+
+    def zero_grad(self, _: Context) -> None:
+        """Free the gradients for the next window."""
+        self._updater.zero_grad()
+
+    def count(self, ctx: Context) -> None:
+        """Bring the state forward; everything but the step counts when the window closes."""
+        state = self._state
+        state.global_step += 1
+        state.epoch_step += 1
+        if not ctx.closes_window:
+            return
+        window: Window = ctx.window
+        state.position = window.first + window.count
+        state.epoch_finished = window.ends_epoch
+        state.samples_seen += window.count
+        state.update_step += ctx.applied
+        weighted = ctx.loss_value * window.total_weight
+        state.loss_tracker_sum += weighted
+        state.loss_tracker_count += window.total_weight
+        state.period_loss_sum += weighted
+        state.period_loss_count += window.total_weight
+        if self.ledger is not None:
+            self.ledger.add(state.update_step, state.epoch, window.first, window.count)
+        if self.storage is not None:
+            self.storage.step = state.global_step
+            self.storage.put_scalar("train.step_loss", ctx.loss_value)
+
+    def schedule(self, ctx: Context) -> None:
+        """Tick the schedule after an applied update."""
+        if ctx.closes_window and ctx.applied:
+            self._schedule.after_update(self._state.update_step, ctx.window.ends_epoch)
+
+
+def share_of(window: Window, number: int) -> float:
+    """Return a micro-batch's share of its window."""
+    if window.total_weight == 0:
+        return 0.0
+    return window.weights[number] / window.total_weight
+
+
+def add_loss(ctx: Context, part: torch.Tensor) -> None:
+    """Add a micro-batch's part to the window's loss, on the device."""
+    ctx.window_loss = part if ctx.batch_in_window == 0 else ctx.window_loss + part
+    ctx.is_loss_noted = True
+
+
+def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tensor:
+    """Return a zero that reaches the parameters: a mean over no unit is NaN, and NaN times zero too."""
+    reached = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad and v is not loss]
+    return sum((value.float().sum() * 0.0 for value in reached), start=loss.detach() * 0.0).nan_to_num()  # type: ignore[union-attr]

@@ -1,0 +1,588 @@
+"""The Trainer: it assembles the parts and offers the verbs; each part does its own job elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from hezar_train.checkpoint import Checkpoint, CheckpointStore, RunLock, WeightReport, initial_weights, unwrap
+from hezar_train.config import TrainerConfig
+from hezar_train.data import Order, Source, Window, batch_length, open_source, preserved_randomness, seed_device, step_seed
+from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.events import CSV_FILE, EventStorage, load_csv
+from hezar_train.hooks import Due, Progress, StopFlag, print_facts
+from hezar_train.loop import Context, Hook, HookSet, Moment, Routine
+from hezar_train.metrics import MetricsHandler, handler_for
+from hezar_train.optim import Schedule, build_optimizer, build_scheduler
+from hezar_train.plan import Plan, make_plan
+from hezar_train.runtime import build_runtime, logger
+from hezar_train.state import TrainerState
+from hezar_train.trainer.evaluation import EvaluationSteps, looking_only
+from hezar_train.trainer.export import MODEL_CONFIG_FILE, ExportNames, export
+from hezar_train.trainer.facts import facts_of
+from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.invariance import InvarianceReport, check_invariance
+from hezar_train.trainer.models import ModelCaller, build_criterion, labels_of
+from hezar_train.trainer.records import Records
+from hezar_train.trainer.resume import find_checkpoint, refuse_changes
+from hezar_train.trainer.run import Run
+from hezar_train.trainer.saving import Snapshot, preprocessor_writer
+from hezar_train.trainer.steps import TrainSteps, Verbs, add_loss, share_of
+from hezar_train.trainer.units import counts_labels, label_counter
+from hezar_train.trainer.updates import Updater
+from hezar_train.types import Mode
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+__all__ = ["RoutineResult", "Trainer"]
+
+
+@dataclass(frozen=True)
+class RoutineResult:
+    """What a training routine did: samples trained on in this call, and the last metrics."""
+
+    num_samples: int
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Train a model from a config; kill it anywhere and get the same model.
+
+    The walk, with the moments at which hooks run and the methods that may be overridden:
+
+        train()                         FIT_START
+          for epoch                     EPOCH_START
+            inner_training_loop(epoch)
+              for batch                 BATCH_START        prepare_input_batch
+                run_step()
+                  training_step()       BATCH_FORWARD      forward, compute_loss
+                                        BATCH_BACKWARD
+                  optimization_step()   UPDATE             on the window's last micro-batch
+                                        BATCH_END          count, schedule, what is due: log, save, evaluate
+                                        EPOCH_END
+                                        FIT_END            also after a failure
+    """
+
+    trainer_subfolder: ClassVar[str] = "train"
+    trainer_config_file: ClassVar[str] = "train_config.yaml"
+    trainer_csv_log_file: ClassVar[str] = CSV_FILE
+    dataset_config_file: ClassVar[str] = "dataset_config.yaml"
+    trainer_state_file: ClassVar[str] = "trainer_state.json"
+    optimizer_file: ClassVar[str] = "optimizer.safetensors"
+    model_file: ClassVar[str] = "model.safetensors"
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        model: nn.Module | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        preprocessor: Any = None,
+        metrics_handler: MetricsHandler | None = None,
+        optimizer: Optimizer | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        accelerator: Accelerator | None = None,
+        hooks: Iterable[Hook] = (),
+    ) -> None:
+        config, model = _in_order(config, model)
+        _refuse_missing(config=config, model=model, train_dataset=train_dataset)
+        config.validate()  # a field may have been assigned since it was built
+        self.config = copy.deepcopy(config)
+        self.folder = RunFolder(self.config)
+        self.runtime = build_runtime(self.config, accelerator)
+        self.accelerator = self.runtime.accelerator
+        seed_device(self.config.seed, self.runtime.device)
+        self.train_dataset, self.eval_dataset, self.data_collator = train_dataset, eval_dataset, data_collator
+        self.evaluates = _decide_evaluation(self.config, eval_dataset)
+        self.metrics_handler = metrics_handler or handler_for(self.config.task, self.config.metrics)
+        self.best_key = _best_key(self.config, self.metrics_handler, self.evaluates)
+        self.model: nn.Module = model.to(self.runtime.device)
+        self.preprocessor = _settle_preprocessor(self.model, preprocessor)
+        self._source = self._open(train_dataset)
+        self.plan = self._make_plan(self._source)
+        self.optimizer = optimizer or self._build_optimizer()
+        self.schedule = self._build_schedule(lr_scheduler)
+        self.lr_scheduler = self.schedule.scheduler
+        self.state = TrainerState(total_epochs=self.config.num_epochs, metric_for_best_checkpoint=self.best_key)
+        self.storage = EventStorage()
+        self.ctx = Context(config=self.config, model=self.model, state=self.state, storage=self.storage)
+        self.hooks: dict[Mode, HookSet] = {Mode.TRAIN: HookSet(), Mode.VAL: HookSet()}
+        self._assemble_loop()
+        self._hook_objects: list[Hook] = []
+        self.register_hooks(hooks)
+        self._snapshot = self._make_snapshot()
+        self._checkpoint = self._go_back()
+
+    def train(self) -> RoutineResult:
+        """Train to the end of the plan, from the beginning or from where the checkpoint left off."""
+        if self._is_finished():
+            return self._say_done()
+        self.print_info()
+        before = self.state.samples_seen
+        with self._under_way() as (run, routine), routine.running():
+            if self.state.evaluation_pending:
+                self._due.after_save()
+            while not self._due.run_ends and self._enter_next_epoch():
+                with routine.epoch():
+                    self.inner_training_loop(self.state.epoch)
+        self.progress.say("Training done!")
+        return RoutineResult(self.state.samples_seen - before, run.last_metrics)
+
+    def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+        """Train on the rest of an epoch; return the mean loss since the start of the whole training."""
+        state, before = self.state, self.state.global_step
+        windows = self._source.windows(self.plan, epoch_num, state.position, self.plan.total_steps - before)
+        self._active().walk(self._weighed_until_stopped(windows))
+        if state.global_step == before:
+            self._end_without_data()
+        return {"loss": state.loss_tracker_avg}
+
+    def run_step(self) -> None:
+        """Do one step: forward and backward, and the update if the window closes."""
+        ctx = self.ctx
+        ctx.is_loss_noted = ctx.applied = False
+        ctx.loss_value = None
+        outputs = self.training_step(ctx.batch)
+        if not ctx.is_loss_noted:  # an override that goes its own way
+            add_loss(ctx, outputs["loss"].detach() * share_of(ctx.window, ctx.batch_in_window))
+        self.optimization_step()
+        if ctx.closes_window and ctx.loss_value is None:  # likewise
+            ctx.loss_value, ctx.applied = float(ctx.window_loss), True
+
+    def training_step(self, batch: Any) -> dict[str, Any]:
+        """Run forward and backward on a batch; return the outputs with the loss, detached. No update happens here."""
+        ctx = self.ctx
+        if self._routine is None:  # called on its own, outside train()
+            ctx.window, ctx.batch_in_window, ctx.closes_window = self._weigh(Window(0, 0, False, [batch])), 0, True
+        ctx.batch = batch
+        routine = self._active()
+        routine.fire(Moment.BATCH_FORWARD)
+        routine.fire(Moment.BATCH_BACKWARD)
+        return ctx.outputs  # type: ignore[no-any-return]
+
+    def optimization_step(self) -> None:
+        """Update the weights and free the gradients, on the last micro-batch of a window."""
+        if self.ctx.closes_window:
+            self._active().fire(Moment.UPDATE)
+
+    def evaluation_step(self, batch: Any) -> dict[str, Any]:
+        """Run the model and its loss on a batch, without gradients."""
+        with torch.no_grad(), self._autocast():
+            outputs = self.forward(batch)
+            outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **_others(batch))
+        return outputs
+
+    def prepare_input_batch(self, batch: Any) -> Any:
+        """Change a batch before the model sees it; the default returns it as it is."""
+        return batch
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        """Call the model with what it takes of the batch; return its outputs as a dict."""
+        return self._caller.forward(batch)
+
+    def compute_loss(self, model_outputs: Mapping[str, Any], labels: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the loss, a mean over its units: the model's own, the criterion's, or `outputs["loss"]`."""
+        return self._caller.loss(model_outputs, labels, kwargs)
+
+    def batch_weight(self, batch: Any) -> float:
+        """Count the units that a batch's loss is the mean of; sees the batch as it was collated, on the CPU."""
+        return self._count_labels(batch) if self._count_labels else float(batch_length(batch))
+
+    def create_train_dataloader(self, dataset: Any) -> Source | DataLoader[Any]:
+        """Return where training batches come from; an override may return any DataLoader."""
+        return self._open(dataset)
+
+    def create_eval_dataloader(self, dataset: Any) -> Source | DataLoader[Any]:
+        """Return where evaluation batches come from, in order; an override may return any DataLoader."""
+        return self._open(dataset, training=False)
+
+    def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
+        """Evaluate on the evaluation data, or on data given; return loss and metrics. Nothing is logged."""
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if data is None:
+            raise DataError("there is no evaluation data: pass eval_dataset to the Trainer, or a dataset to evaluate()")
+        source = self._as_source(self.create_eval_dataloader(data), training=False)
+        plan = replace(
+            self.plan, num_samples=source.num_samples, batch_size=source.batch_size, accumulation=1, num_processes=1,
+            window_samples=source.batch_size, drop_last=False,
+        )  # fmt: skip
+        routine = Routine(self.ctx, self.hooks[Mode.VAL], Mode.VAL, "val")
+        self.progress.start_evaluation(source.num_samples and -(-source.num_samples // source.batch_size))
+        try:
+            with preserved_randomness(), looking_only(self.model), routine.running(), routine.epoch():
+                seed_device(step_seed(self.config.seed, 0, self.runtime.rank), self.runtime.device)
+                routine.walk(map(self._weigh, source.windows(plan, 0, 0, UNLIMITED)))
+        finally:
+            self.progress.end_evaluation()
+            source.close()
+        return self._evaluation.result()
+
+    def log(self, logs: Mapping[str, float], step: int) -> None:
+        """Write values to every writer, under their names."""
+        self.storage.log(logs, step, self.state.epoch)
+        self.storage.flush()
+
+    def load_csv_logs(self, logs_dir: str | os.PathLike[str] | None = None) -> dict[str, list[Any]]:
+        """Read the CSV log of this run, or of another logs folder, as a list per column."""
+        folder = self.folder.logs(self.state) if logs_dir is None else Path(logs_dir)
+        return load_csv(folder / self.trainer_csv_log_file)
+
+    def print_info(self) -> None:
+        """Show the facts of the run as a table."""
+        if self.runtime.is_main:
+            print_facts(
+                facts_of(
+                    self.config, self.plan, self.runtime, unwrap(self.model), self.schedule, self.state,
+                    optimizer=self.optimizer, eval_samples=_size(self.eval_dataset), best_key=self.best_key,
+                )
+            )  # fmt: skip
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        config_filename: str | None = None,
+        model_filename: str | None = None,
+        model_config_filename: str | None = None,
+        subfolder: str | None = None,
+        dataset_config_file: str | None = None,
+        optimizer_file: str | None = None,
+    ) -> Path:
+        """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below."""
+        names = ExportNames(
+            config=config_filename or self.trainer_config_file,
+            model=model_filename or self.model_file,
+            model_config=model_config_filename or MODEL_CONFIG_FILE,
+            subfolder=subfolder or self.trainer_subfolder,
+            dataset_config=dataset_config_file or self.dataset_config_file,
+            optimizer=optimizer_file or self.optimizer_file,
+            state=self.trainer_state_file,
+        )
+        export(Path(path), self._snapshot, self.train_dataset, names)
+        return Path(path)
+
+    def register_hooks(self, hooks: Iterable[Hook]) -> None:
+        """Add hook objects; each runs at the moments whose methods it has."""
+        for hook in hooks:
+            hook.attach(self)
+            self._hook_objects.append(hook)
+            for mode in hook.modes:
+                for moment, call in hook.calls():
+                    self.hooks[mode].register(call, moment, name=hook.name)
+
+    def request_save(self) -> None:
+        """Ask for a checkpoint at the end of this update."""
+        self._due.save_requested = True
+
+    def request_stop(self, reason: str) -> None:
+        """Ask to end the run after this update, as if it were the last one."""
+        self._due.stop_reason = self.state.stop_reason = reason
+
+    def verify_invariance(self, num_samples: int = 24, tolerance: float = 1e-5) -> InvarianceReport:
+        """Check that cutting a batch of the training data in any way gives the same gradient and loss."""
+        count = min(num_samples, _size(self.train_dataset) or 0)
+        if count < 2:
+            raise DataError("verify_invariance() needs a training dataset with a length and at least two samples")
+        source = self._open(self.train_dataset)
+
+        def fetch(indices: Iterable[int]) -> Any:
+            return source.fetch(1, list(indices))  # type: ignore[attr-defined]
+
+        def loss_of(batch: Any) -> torch.Tensor:
+            self.ctx.batch = batch
+            self._steps.prepare_input(self.ctx)
+            with self._autocast():
+                outputs = self.forward(self.ctx.batch)
+                return self.compute_loss(outputs, labels_of(self.ctx.batch), **_others(self.ctx.batch))
+
+        with preserved_randomness():
+            return check_invariance(self.model, range(count), fetch, self._unit_weight, loss_of, tolerance)
+
+    # What follows assembles the parts; none of it is called by users.
+
+    def _assemble_loop(self) -> None:
+        model, config = unwrap(self.model), self.config
+        self._autocast = self.runtime.autocast()
+        self._caller = ModelCaller(self.model, model, build_criterion(config.criterion))
+        by_labels = counts_labels(config.loss_weight, config.task, model)
+        self._count_labels = label_counter(config.task, model) if by_labels else None
+        self._weighs_itself = type(self).batch_weight is not Trainer.batch_weight
+        self.progress = Progress(self.plan.total_steps, self.plan.num_epochs, enabled=False)
+        self._flag = StopFlag()
+        verbs = Verbs(self.prepare_input_batch, self.forward, self.compute_loss)
+        updater = Updater(self.optimizer, self.runtime.scaler, config)
+        self._steps = TrainSteps(verbs, self.runtime, self.state, updater, self.schedule, config.seed)
+        self._steps.register(self.hooks[Mode.TRAIN])
+        self._evaluation = EvaluationSteps(
+            self._steps.prepare_input, self.evaluation_step, self.metrics_handler, self._flag
+        )
+        self._evaluation.register(self.hooks[Mode.VAL])
+        self._due = Due(self.plan, self.state, self._flag, evaluates=self.evaluates, saves=config.save_enabled)
+        self.hooks[Mode.TRAIN].register(self._show_progress, Moment.BATCH_END, name="progress")
+        self.hooks[Mode.TRAIN].register(self._due.at_batch_end, Moment.BATCH_END, name="due", is_last=True)
+        self.hooks[Mode.TRAIN].register(self._due.at_epoch_end, Moment.EPOCH_END, name="due", is_last=True)
+        self._routine: Routine | None = None
+
+    def _order(self, *, training: bool) -> Order:
+        config, runtime = self.config, self.runtime
+        return Order(
+            batch_size=config.batch_size if training else config.eval_batch_size or config.batch_size,
+            seed=config.seed,
+            shuffle=config.dataloader_shuffle and training,
+            reshuffle=config.reshuffle_each_epoch,
+            num_workers=config.num_dataloader_workers,
+            pin_memory=runtime.device.type == "cuda",
+            rank=runtime.rank if training else 0,
+            num_processes=runtime.num_processes if training else 1,
+        )
+
+    def _open(self, data: Any, *, training: bool = True) -> Source:
+        return open_source(data, self.data_collator, self._order(training=training))
+
+    def _as_source(self, loader: Any, *, training: bool) -> Source:
+        return self._open(loader, training=training) if isinstance(loader, DataLoader) else loader
+
+    def _make_plan(self, source: Source) -> Plan:
+        asked = copy.copy(self.config)
+        asked.drop_last = asked.drop_last or source.drop_last
+        if source.num_batches is not None:  # a batch sampler counts batches, not samples
+            asked.max_steps = _max_steps(asked, source.num_batches * asked.num_epochs)
+        return make_plan(asked, source.num_samples, self.runtime.num_processes, source.batch_size)
+
+    def _build_optimizer(self) -> Optimizer:
+        config = self.config
+        return build_optimizer(
+            config.optimizer_name, self.model.parameters(), learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay, kwargs=config.optimizer_kwargs, device=self.runtime.device,
+        )  # fmt: skip
+
+    def _build_schedule(self, given: LRScheduler | None) -> Schedule:
+        name, plan = self.config.scheduler_name, self.plan
+        if given is None and name is not None:
+            kwargs = self.config.lr_scheduler_kwargs
+            given = build_scheduler(name, self.optimizer, total_ticks=plan.total_ticks, kwargs=kwargs)
+        return Schedule(given, plan.schedule_updates, self.optimizer)
+
+    def _make_snapshot(self) -> Snapshot:
+        return Snapshot(
+            self.config, self.plan, self.model, self.optimizer, self.schedule, self.runtime.scaler, self.state,
+            self._hook_objects, preprocessor_writer(self.preprocessor),
+        )  # fmt: skip
+
+    def _go_back(self) -> Checkpoint | None:
+        """Restore the checkpoint that the config asks for; else load the initial weights it names."""
+        checkpoint = find_checkpoint(self.config, self.folder)
+        if checkpoint is None:
+            if self.config.init_weights_from is not None:
+                _tell(initial_weights(self.model, self.config.init_weights_from), self.config.init_weights_from)
+            return None
+        refuse_changes(checkpoint, self.config, self.plan)
+        self._snapshot.put_back(checkpoint)
+        self._refuse_lost_place(self._source)
+        self.state.total_epochs = self.config.num_epochs
+        self.storage.step = self.state.global_step
+        logger.info("resuming from %s", checkpoint.path)
+        return checkpoint
+
+    @contextmanager
+    def _under_way(self) -> Iterator[tuple[Run, Routine]]:
+        """Hold everything that exists only while the run trains: lock, signal handlers, files, the writer."""
+        with RunLock(self.folder.lock), self._flag, self.storage:
+            self._enter_folder()
+            self._open_training_data()
+            self.progress = Progress(
+                self.plan.total_steps, self.plan.num_epochs, self.state.global_step, enabled=self.runtime.is_main
+            )
+            run = self._begin_run()
+            self._routine = Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self.run_step)
+            self.model.train()
+            try:
+                run.reserve_buffers()
+                yield run, self._routine
+            finally:
+                self._routine = None
+                self._source.close()
+                run.finish()
+
+    def _enter_folder(self) -> None:
+        """Make the folder this run's own; what an earlier run left there is moved, never deleted."""
+        store = CheckpointStore(self.folder.checkpoints)
+        store.clean()
+        if self._checkpoint is not None or self.state.global_step:
+            for path in store.drop_after(self.state.global_step):
+                logger.info("a checkpoint past step %d was set aside: %s", self.state.global_step, path)
+        elif (previous := self.folder.move_previous_aside()) is not None:
+            logger.info("an earlier run in this folder was moved to %s", previous)
+        self.config.save(self.folder.root, self.trainer_config_file)
+        self.plan.save(self.folder.plan)
+
+    def _open_training_data(self) -> None:
+        if type(self).create_train_dataloader is not Trainer.create_train_dataloader:
+            self._source = self._as_source(self.create_train_dataloader(self.train_dataset), training=True)
+            self.plan = self._snapshot.plan = self._due.plan = self._make_plan(self._source)
+            self._refuse_lost_place(self._source)
+        self._source.restore(self._snapshot.cursor)
+
+    def _refuse_lost_place(self, source: Source) -> None:
+        if source.resume_problem and self.state.position and not self.state.epoch_finished:
+            raise DataError(f"cannot resume in the middle of an epoch: {source.resume_problem}")
+
+    def _begin_run(self) -> Run:
+        records = Records(self.folder, self.state, self.storage, self.config, self.trainer_csv_log_file)
+        records.follow(self.runtime, self.folder.root.name, self.config)
+        self._steps.storage, self._steps.ledger = self.storage, records.ledger
+        self._evaluation.progress = self.progress
+        run = Run(
+            self.config, self.folder, self.state, self.storage, self.schedule, self.progress, records, self._snapshot,
+            evaluate=self.evaluate if self.evaluates else None,
+            objective=self.metrics_handler.objective(self.best_key.partition(".")[2]),
+            grad_norm=lambda: self.ctx.get("grad_norm"),
+        )  # fmt: skip
+        self._due.actions = run.actions
+        self._run = run
+        return run
+
+    def _enter_next_epoch(self) -> bool:
+        """Go to the next epoch if this one is finished; return False when there is none left."""
+        state = self.state
+        if state.epoch_finished:
+            if state.epoch >= self.plan.num_epochs:
+                return False
+            state.update(epoch=state.epoch + 1, position=0, epoch_step=0, epoch_finished=False)
+        return True
+
+    def _end_without_data(self) -> None:
+        if self.state.position == 0:
+            raise DataError(f"the training data gave no sample in epoch {self.state.epoch}: it is empty")
+        self.state.epoch_finished = True  # resumed exactly where a stream ended
+
+    def _weighed_until_stopped(self, windows: Iterator[Window]) -> Iterator[Window]:
+        """Pass windows on with their weights known before the first backward, until the run ends."""
+        for number, window in enumerate(windows):
+            if self._due.run_ends:
+                return
+            if number == 1:  # by now the optimizer has its state
+                self._run.reserve_buffers()
+            self._snapshot.cursor = window.cursor
+            yield self._weigh(window)
+
+    def _weigh(self, window: Window) -> Window:
+        sizes = map(len, window.indices) if window.indices else map(batch_length, window.batches)
+        window.weights = [self._unit_weight(batch, size) for batch, size in zip(window.batches, sizes, strict=True)]
+        window.total_weight = sum(window.weights)
+        return window
+
+    def _unit_weight(self, batch: Any, size: int) -> float:
+        return self.batch_weight(batch) if self._weighs_itself or self._count_labels else float(size)
+
+    def _active(self) -> Routine:
+        """Return the routine under way; a step called on its own gets one of its own."""
+        return self._routine or Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self.run_step)
+
+    def _show_progress(self, ctx: Context) -> None:
+        if ctx.closes_window:
+            state, rate = self.state, self.optimizer.param_groups[0]["lr"]
+            self.progress.advance(state.global_step, state.epoch, ctx.window.count, ctx.loss_value, rate)
+
+    def _is_finished(self) -> bool:
+        state, plan = self.state, self.plan
+        ended = state.epoch_finished and state.epoch >= plan.num_epochs
+        if not (state.global_step >= plan.total_steps or ended or state.stop_reason):
+            return False
+        judged = self.folder.recorded_evaluation(state.global_step) if self.evaluates else {}
+        return not state.evaluation_pending or judged is not None
+
+    def _say_done(self) -> RoutineResult:
+        state = self.state
+        recorded = self.folder.recorded_evaluation(state.global_step) or {}
+        metrics = {"train.loss": state.loss_tracker_avg, **{f"evaluation.{k}": v for k, v in recorded.items()}}
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        logger.info("already trained to the end (step %d, epoch %d): %s", state.global_step, state.epoch, shown)
+        return RoutineResult(0, metrics)
+
+
+UNLIMITED = 1 << 62
+
+
+def _in_order(config: Any, model: Any) -> tuple[Any, Any]:
+    """Accept config and model in either order."""
+    return (model, config) if isinstance(config, nn.Module) else (config, model)
+
+
+def _refuse_missing(**needed: Any) -> None:
+    missing = [name for name, value in needed.items() if value is None]
+    if missing:
+        raise ConfigError(f"Trainer needs config, model and train_dataset; missing: {choices(missing)}")
+    if not isinstance(needed["config"], TrainerConfig):
+        raise ConfigError(f"config is a {type(needed['config']).__name__}; expected a TrainerConfig")
+    if not isinstance(needed["model"], nn.Module):
+        raise ConfigError(f"model is a {type(needed['model']).__name__}; expected a torch.nn.Module")
+
+
+def _decide_evaluation(config: TrainerConfig, eval_dataset: Any) -> bool:
+    if config.do_evaluate and eval_dataset is None:
+        raise ConfigError("do_evaluate=True, but no eval_dataset was given. Pass one, or leave do_evaluate out.")
+    return eval_dataset is not None and config.do_evaluate is not False
+
+
+def _best_key(config: TrainerConfig, handler: MetricsHandler, evaluates: bool) -> str:
+    """Return the full name of the metric that decides the best model, checked against what there will be."""
+    key = config.best_metric_key(evaluates)
+    known = ["train.loss"] + [f"evaluation.{name}" for name in ("loss", *handler.output_keys) if evaluates]
+    if key not in known:
+        given = config.metric_for_best_model
+        raise ConfigError(
+            f"metric_for_best_model={given!r} is not a result of this run (task {config.task}). There will be: "
+            f"{choices(known)}.{suggestion(key, known)}"
+        )
+    return key
+
+
+def _settle_preprocessor(model: nn.Module, given: Any) -> Any:
+    """Choose the preprocessor to keep with the model: the one given, else the model's own."""
+    bare = unwrap(model)
+    if given is None:
+        return getattr(bare, "preprocessor", None)
+    if getattr(bare, "preprocessor", given) is None:
+        bare.preprocessor = given
+    return given
+
+
+def _tell(report: WeightReport, source: str) -> None:
+    logger.info("%d tensors loaded from %s", len(report.loaded), source)
+    for words, names in (
+        ("not in it, so left as they are", report.missing),
+        ("in it, but not in the model", report.unexpected),
+        ("of another shape, so left as they are", report.mismatched),
+    ):
+        if names:
+            logger.warning("%s: %s", words, ", ".join(names))
+
+
+def _others(batch: Any) -> dict[str, Any]:
+    return {k: v for k, v in batch.items() if k != "labels"} if isinstance(batch, Mapping) else {}
+
+
+def _size(data: Any) -> int | None:
+    data = data.dataset if isinstance(data, DataLoader) else data
+    return len(data) if hasattr(data, "__len__") else None
+
+
+def _max_steps(config: TrainerConfig, whole: int) -> int:
+    asked = config.max_steps
+    if asked is None:
+        return whole
+    return min(whole, max(1, math.ceil(asked * whole)) if isinstance(asked, float) else asked)

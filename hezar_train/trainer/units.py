@@ -1,0 +1,59 @@
+"""What a returned loss is the mean of: samples, or labels that count.
+
+The weight of a micro-batch in its window is its number of units, so that splitting a batch does not change the gradient, also
+with padding and in a short last window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hezar_train.errors import DataError
+from hezar_train.trainer.models import labels_of
+from hezar_train.types import TaskType
+
+__all__ = ["IGNORED_LABEL", "counts_labels", "label_counter"]
+
+IGNORED_LABEL = -100
+LABEL_TASKS = {TaskType.SEQUENCE_LABELING, TaskType.MASK_FILLING, TaskType.TEXT_GENERATION, TaskType.LANGUAGE_MODELING}
+LABEL_MODELS = ("ForTokenClassification", "ForMaskedLM")
+CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
+
+
+def counts_labels(loss_weight: str | None, task: str | None, model: nn.Module) -> bool:
+    """Tell whether the units of this model's loss are labels (else they are samples)."""
+    if loss_weight is not None:
+        return loss_weight == "labels"
+    if task is not None and task in LABEL_TASKS:
+        return True
+    return _is_encoder_decoder(model) is True or type(model).__name__.endswith(LABEL_MODELS + CAUSAL_MODELS)
+
+
+def label_counter(task: str | None, model: nn.Module) -> Callable[[Any], float]:
+    """Return a function that counts a batch's labels; a causal model never predicts the first position."""
+    first = 1 if _is_causal(task, model) else 0
+
+    def count(batch: Any) -> float:
+        labels = labels_of(batch)
+        if not isinstance(labels, torch.Tensor):
+            raise DataError("the loss is weighed by labels, but the batch has no tensor 'labels'. Set loss_weight='samples'.")
+        counted = labels[..., first:] if labels.ndim > 1 else labels
+        return float((counted != IGNORED_LABEL).sum())
+
+    return count
+
+
+def _is_causal(task: str | None, model: nn.Module) -> bool:
+    if task == TaskType.LANGUAGE_MODELING:
+        return True
+    named = type(model).__name__.endswith(CAUSAL_MODELS) and _is_encoder_decoder(model) is not True
+    return named or (task == TaskType.TEXT_GENERATION and _is_encoder_decoder(model) is False)
+
+
+def _is_encoder_decoder(model: nn.Module) -> bool | None:
+    """Read a transformers-like config; None where the model does not say."""
+    return getattr(getattr(model, "config", None), "is_encoder_decoder", None)

@@ -1,0 +1,64 @@
+"""One update: the norm of the gradients, the guard, clipping, the optimizer's step.
+
+The plain optimizer and a cached parameter list are used: Accelerate's wrapper costs more than the step of a small model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from hezar_train.config import TrainerConfig
+
+__all__ = ["Updater"]
+
+CLIP_MARGIN = 1e-6  # what torch adds to the norm before it divides
+
+
+class Updater:
+    """Apply the gradients of a window, once they are known to be finite."""
+
+    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, config: TrainerConfig) -> None:
+        self._optimizer, self._scaler = optimizer, scaler
+        self._max_norm = config.max_grad_norm
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
+
+    @property
+    def skips_non_finite(self) -> bool:
+        """Tell whether a scaler expects overflows and skips such updates by itself."""
+        return self._scaler is not None
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the norm over all gradients, unscaled; it stays on the device."""
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        gradients = self._gradients()
+        if not gradients:
+            return torch.zeros(())
+        if len({(g.device, g.dtype) for g in gradients}) > 1 or any(g.is_sparse for g in gradients):
+            return torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+    def clip(self, norm: float) -> None:
+        """Scale the gradients down to `max_grad_norm`, if they are longer."""
+        if self._max_norm is not None and norm + CLIP_MARGIN > self._max_norm:
+            torch._foreach_mul_(self._gradients(), self._max_norm / (norm + CLIP_MARGIN))
+
+    def step(self) -> bool:
+        """Step the optimizer; return False if the scaler skipped it."""
+        if self._scaler is None:
+            self._step()
+            return True
+        before = self._scaler.get_scale()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return bool(self._scaler.get_scale() >= before)
+
+    def zero_grad(self) -> None:
+        """Free the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self._parameters if p.grad is not None]

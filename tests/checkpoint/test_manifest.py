@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hezar_train.checkpoint import verify
+from hezar_train.checkpoint.disk import FileRecord, hash_file
+from hezar_train.checkpoint.manifest import REQUIRED_FILES, Manifest, read_manifest
+from hezar_train.errors import CheckpointError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in REQUIRED_FILES:
+        (tmp_path / name).write_text(name)
+    write_manifest(tmp_path, {name: hash_file(tmp_path / name) for name in REQUIRED_FILES})
+    return tmp_path
+
+
+def write_manifest(folder: Path, files: dict[str, FileRecord]) -> None:
+    (folder / "manifest.json").write_bytes(Manifest(7, files).to_bytes())
+
+
+def test_a_whole_checkpoint_verifies_and_unlisted_files_are_ignored(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    assert verify(folder) == read_manifest(folder)
+    assert verify(folder).step == 7
+    content = json.loads((folder / "manifest.json").read_text())
+    assert list(content) == ["format", "step", "files", "sha256"]
+    assert content["files"]["train_config.yaml"]["size"] == len("train_config.yaml")
+
+
+@pytest.mark.parametrize("name", REQUIRED_FILES)
+def test_a_required_part_that_is_not_listed_is_damage(folder: Path, name: str) -> None:
+    records = read_manifest(folder).files
+    write_manifest(folder, {other: record for other, record in records.items() if other != name})
+    with pytest.raises(CheckpointError, match=f"{name} is not listed in manifest.json"):
+        verify(folder)
+
+
+def test_each_kind_of_damage_is_told_exactly(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("model.safetensorz")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not match its SHA-256"):
+        verify(folder)
+    (folder / "trainer_state.json").write_text("short")
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json has 5 bytes instead of 18"):
+        verify(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+        verify(folder)
+
+
+def test_a_manifest_that_was_changed_is_damage(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 7', '"step": 8'))
+    with pytest.raises(CheckpointError, match="does not match its own SHA-256"):
+        verify(folder)
+    path.write_text("[]")
+    with pytest.raises(CheckpointError, match="does not match its own SHA-256"):
+        verify(folder)
+    path.write_bytes(b"\xff\x00")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        verify(folder)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="manifest.json is missing"):
+        verify(folder)
+
+
+def test_a_manifest_cannot_point_outside_its_folder(folder: Path) -> None:
+    write_manifest(folder, {**read_manifest(folder).files, "../secret": FileRecord(0, "")})
+    with pytest.raises(CheckpointError, match=r"lists '\.\./secret', which is outside"):
+        verify(folder)
+
+
+def test_another_format_is_refused_by_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hezar_train.checkpoint.manifest.FORMAT", 2)
+    with pytest.raises(CheckpointError, match="has format 1; this version of hezar_train reads 2"):
+        verify(folder)

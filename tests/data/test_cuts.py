@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hezar_train.data.cuts import cut_window, rank_ranges
+from hezar_train.errors import ConfigError
+
+counts = st.integers(0, 500)
+steps = st.integers(1, 20)
+processes = st.integers(1, 9)
+
+
+@pytest.mark.parametrize(
+    ("count", "num_steps", "num_processes", "expected"),
+    [
+        (24, 5, 1, [[5], [5], [5], [5], [4]]),
+        (9, 3, 1, [[3], [3], [3]]),
+        (9, 2, 1, [[5], [4]]),
+        (1, 1, 1, [[1]]),
+        (10, 2, 2, [[3, 3], [2, 2]]),
+        (7, 1, 3, [[3, 2, 2]]),
+        (3, 2, 2, [[1, 1], [1, 0]]),
+        (0, 1, 2, [[0, 0]]),
+    ],
+)
+def test_windows_are_cut_like_this(count: int, num_steps: int, num_processes: int, expected: list[list[int]]) -> None:
+    assert cut_window(count, num_steps, num_processes) == expected
+
+
+@settings(deadline=None)
+@given(counts, steps, processes)
+def test_sizes_sum_to_the_window_and_differ_by_at_most_one_larger_first(count: int, num_steps: int, world: int) -> None:
+    rows = cut_window(count, num_steps, world)
+    cells = [size for row in rows for size in row]
+    assert [len(row) for row in rows] == [world] * num_steps
+    assert sum(cells) == count
+    assert max(cells) - min(cells) <= 1
+    assert cells == sorted(cells, reverse=True)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**12), counts, steps, processes)
+def test_all_ranks_together_take_every_position_of_the_window_once(
+    first: int, count: int, num_steps: int, world: int
+) -> None:
+    by_rank = [rank_ranges(first, count, num_steps, rank, world) for rank in range(world)]
+    in_order = [by_rank[rank][step] for step in range(num_steps) for rank in range(world)]
+    taken = [position for start, size in in_order for position in range(start, start + size)]
+    assert taken == list(range(first, first + count))
+
+
+@settings(deadline=None)
+@given(counts, steps, processes)
+def test_ranges_have_the_sizes_of_the_cut(count: int, num_steps: int, world: int) -> None:
+    sizes = cut_window(count, num_steps, world)
+    for rank in range(world):
+        assert [size for _, size in rank_ranges(7, count, num_steps, rank, world)] == [row[rank] for row in sizes]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500), st.integers(1, 40), processes)
+def test_no_cell_exceeds_the_batch_size_with_as_many_steps_as_it_takes(count: int, batch_size: int, world: int) -> None:
+    num_steps = -(-count // (batch_size * world))
+    assert max(max(row) for row in cut_window(count, num_steps, world)) <= batch_size
+
+
+@settings(deadline=None)
+@given(counts, steps, processes)
+def test_no_sample_is_alone_where_there_are_two_for_each_cell(count: int, num_steps: int, world: int) -> None:
+    count += 2 * num_steps * world
+    assert min(min(row) for row in cut_window(count, num_steps, world)) >= 2
+
+
+@pytest.mark.parametrize(("count", "num_steps", "world"), [(-1, 1, 1), (4, 0, 1), (4, 1, 0)])
+def test_windows_that_cannot_be_cut_are_refused(count: int, num_steps: int, world: int) -> None:
+    with pytest.raises(ConfigError, match=f"count={count} .*num_steps={num_steps} .*num_processes={world}"):
+        cut_window(count, num_steps, world)
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
+    with pytest.raises(ConfigError, match=f"rank={rank} is none of num_processes=2"):
+        rank_ranges(0, 8, 2, rank, 2)

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+import time
+
+import pytest
+import torch
+
+from hezar_train.events import Row
+from hezar_train.hooks import progress as module
+from hezar_train.hooks.progress import Progress, info_table, print_facts
+
+
+class CountingStream(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_writes = 0
+        self.num_flushes = 0
+
+    def write(self, text: str) -> int:
+        self.num_writes += 1
+        return super().write(text)
+
+    def flush(self) -> None:
+        self.num_flushes += 1
+
+
+class Terminal:
+    """A real pseudo-terminal; `stream` is the program's side of it, `text` what a person's side received."""
+
+    def __init__(self, columns: int = 120) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.stream = os.fdopen(slave, "w", encoding="utf-8")
+        self._received: list[bytes] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._master, 65536):
+                self._received.append(data)
+        except OSError:
+            return  # how Linux says that the other side closed
+
+    def text(self) -> str:
+        self.stream.close()
+        self._reader.join()
+        os.close(self._master)
+        return b"".join(self._received).decode()
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_terminal_shows_a_bar_with_every_number():
+    terminal = Terminal()
+    progress = Progress(300, 3, stream=terminal.stream)
+    time.sleep(0.01)
+    progress.advance(150, 2, 4800, torch.tensor(0.693147), 2e-5)
+    progress.close()
+    final = without_colours(terminal.text()).split("\x1b[J")[-1]
+    assert re.fullmatch(
+        r"epoch 2/3  ━{40}  150/300  loss 0\.6931  lr 2e-05  [\d,]+ samples/s  0:00:0\d left\r\n", final
+    )
+
+
+def test_the_bar_fills_with_the_steps():
+    terminal = Terminal()
+    progress = Progress(4, 1, stream=terminal.stream)
+    progress.advance(1, 1, 8, 0.5, 0.1)
+    progress.close()
+    bar = re.findall(r"(\x1b\[[0-9;]*m)(━+)\x1b\[0m", terminal.text())[-2:]
+    assert [len(marks) for _, marks in bar] == [10, 30]
+
+
+def test_a_print_lands_on_the_empty_line_above_the_bar():
+    terminal = Terminal()
+    progress = Progress(10, 1, stream=terminal.stream)
+    progress.advance(1, 1, 8, 0.5, 0.1)
+    terminal.stream.write("mine\n")
+    progress.refresh()
+    progress.close()
+    frames = without_colours(terminal.text()).split("\x1b[J")
+    assert re.fullmatch(r"\r\nepoch 1/1 .*\x1b\[1A\rmine\r\n", frames[1])
+    assert re.fullmatch(r"\r\nepoch 1/1 .*\x1b\[1A\r", frames[2])
+    assert re.fullmatch(r"epoch 1/1 .*\r\n", frames[3])
+
+
+def test_a_message_is_printed_above_the_bar_as_it_is():
+    terminal = Terminal()
+    progress = Progress(10, 1, stream=terminal.stream)
+    progress.say("[bold]before[/bold]")
+    progress.advance(1, 1, 8, 0.5, 0.1)
+    progress.say("saved")
+    progress.close()
+    frames = without_colours(terminal.text()).split("\x1b[J")
+    assert frames[1] == "[bold]before[/bold]\r\n"
+    assert frames[3] == "saved\r\n"
+    assert frames[4].startswith("\r\nepoch 1/1")
+
+
+def test_an_evaluation_has_a_second_bar_that_goes_away(monkeypatch):
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.0)
+    terminal = Terminal()
+    progress = Progress(10, 1, stream=terminal.stream)
+    progress.advance(5, 1, 8, 0.5, 0.1)
+    progress.start_evaluation(4)
+    progress.advance_evaluation(3)
+    progress.end_evaluation()
+    progress.line(Row(5, 1, 0.0, {"evaluation.loss": 0.25, "evaluation.accuracy": 0.912345}))
+    progress.close()
+    text = without_colours(terminal.text())
+    assert re.search(r"\nepoch 1/1 [^\n]*\nevaluation  ━+  3/4 batches\x1b\[2A\r", text)
+    assert "step 5/10  evaluation  loss 0.25  accuracy 0.9123\r\n" in text
+    assert "evaluation  ━" not in text[text.rindex("\x1b[J") :]
+
+
+@pytest.mark.parametrize("columns", [20, 60, 100])
+def test_a_bar_never_wraps(columns):
+    terminal = Terminal(columns)
+    progress = Progress(3000, 30, stream=terminal.stream)
+    progress.advance(1500, 15, 8, 0.123456, 1.23456e-5)
+    progress.close()
+    lines = re.split(r"[\r\n]+|\x1b\[\d*[AJ]", without_colours(terminal.text()))
+    assert columns // 2 < max(map(len, lines)) < columns
+
+
+def test_no_write_happens_until_a_refresh_is_due(monkeypatch):
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 3600.0)
+    stream = CountingStream()
+    progress = Progress(1000, 1, stream=stream, is_terminal=True)
+    for step in range(1, 1001):
+        progress.advance(step, 1, 8, 0.5, 0.1)
+        progress.advance_evaluation(step)
+    assert stream.num_writes == 1
+    assert (progress.step, progress.samples) == (1000, 8000)
+    progress.close()
+    progress.close()
+    assert stream.num_writes == 2
+
+
+def test_a_loss_on_the_device_is_read_only_for_a_refresh(monkeypatch):
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 3600.0)
+    reads = []
+    real = torch.Tensor.__float__
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda self: reads.append(1) or real(self))
+    progress = Progress(100, 1, stream=CountingStream(), is_terminal=True)
+    for step in range(1, 101):
+        progress.advance(step, 1, 8, torch.tensor(0.5), 0.1)
+    assert len(reads) == 1
+
+
+def test_a_file_gets_one_plain_line_per_row_even_where_colours_are_forced(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    path = tmp_path / "train.log"
+    with path.open("w") as stream:
+        progress = Progress(300, 3, stream=stream)
+        time.sleep(0.01)
+        for step in range(1, 51):
+            progress.advance(step, 1, 8, 0.5, 2e-5)
+        progress.line(Row(50, 1, 0.0, {"train.loss": 0.693147, "train.learning_rate": 2e-5, "train.grad_norm": 2.0}))
+        assert path.read_text().count("\n") == 1
+        progress.start_evaluation(3)
+        progress.advance_evaluation(3)
+        progress.end_evaluation()
+        progress.line(Row(50, 1, 0.0, {"train.loss": 0.5, "evaluation.loss": 1 / 3, "evaluation.accuracy": 1.0}))
+        progress.say("Training done!")
+        progress.close()
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  epoch 1/3  step 50/300  "
+    pace = r"[\d,]+ samples/s  "
+    expected = [
+        when + r"loss 0\.6931  lr 2e-05  grad_norm 2  " + pace + r"0:00:0\d left",
+        when + r"loss 0\.5  lr 2e-05  0:00:0\d left",
+        when + r"evaluation  loss 0\.3333  accuracy 1",
+        "Training done!",
+    ]
+    lines = path.read_text().splitlines()
+    assert len(lines) == len(expected)
+    assert all(re.fullmatch(pattern, line) for pattern, line in zip(expected, lines, strict=True)), lines
+    assert all(character.isprintable() for line in lines for character in line)
+
+
+def test_only_the_enabled_process_shows_anything():
+    stream = CountingStream()
+    for is_terminal in (True, False):
+        progress = Progress(10, 1, stream=stream, is_terminal=is_terminal, enabled=False)
+        progress.advance(1, 1, 8, 0.5, 0.1)
+        progress.line(Row(1, 1, 0.0, {"train.loss": 0.5, "evaluation.loss": 0.5}))
+        progress.start_evaluation(2)
+        progress.end_evaluation()
+        progress.say("hello")
+        progress.close()
+    assert (stream.num_writes, stream.num_flushes) == (0, 0)
+
+
+def test_pauses_slow_the_time_left_but_not_the_pace(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    progress = Progress(100, 1, step=40, stream=CountingStream())
+    now[0] += 2.0
+    progress.advance(50, 1, 80, 0.5, 0.1)
+    progress.pause()
+    progress.start_evaluation(1)
+    now[0] += 8.0
+    assert progress.samples_per_second() == 40.0
+    progress.end_evaluation()
+    progress.resume()
+    assert progress.samples_per_second() == 40.0
+    assert progress.seconds_left() == 50.0
+
+
+def test_nothing_is_foretold_before_the_first_step_or_without_an_end():
+    assert Progress(100, 1, step=40, stream=CountingStream()).seconds_left() is None
+    endless = Progress(None, None, stream=CountingStream(), is_terminal=True)
+    endless.advance(7, 1, 8, None, None)
+    endless.close()
+    assert endless.seconds_left() is None
+    assert "epoch 1  7" in without_colours(endless._stream.getvalue())
+
+
+def test_a_terminal_that_goes_away_does_not_stop_the_run():
+    class Gone(CountingStream):
+        def write(self, text: str) -> int:
+            super().write(text)
+            raise BrokenPipeError
+
+    stream = Gone()
+    progress = Progress(10, 1, stream=stream, is_terminal=True)
+    for step in range(1, 11):
+        progress.advance(step, 1, 8, 0.5, 0.1)
+        progress.say("hello")
+    progress.close()
+    assert stream.num_writes == 1
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    progress = Progress(10, 1, stream=terminal.stream)
+    progress.advance(1, 1, 8, 0.5, 0.1)
+    progress.say("hello")
+    progress.close()
+    assert terminal.text() == "hello\r\n"
+
+
+def test_standard_output_is_left_alone(capsys):
+    before = sys.stdout, sys.stderr, threading.active_count()
+    progress = Progress(10, 1, is_terminal=True)
+    progress.advance(1, 1, 8, 0.5, 0.1)
+    assert (sys.stdout, sys.stderr, threading.active_count()) == before
+    progress.close()
+    shown = capsys.readouterr().out
+    assert "1/10" in shown
+    assert "\x1b[?25l" not in shown
+
+
+def test_facts_are_aligned_lines_in_a_file_and_a_table_on_a_terminal():
+    facts = {"Steps": "300", "Batch size": "[8]"}
+    stream = CountingStream()
+    print_facts(facts, stream)
+    assert stream.getvalue() == "Steps       300\nBatch size  [8]\n"
+    terminal = Terminal()
+    print_facts(facts, terminal.stream)
+    lines = without_colours(terminal.text()).split("\r\n")
+    assert lines[1:3] == ["│ Steps      │ 300 │", "│ Batch size │ [8] │"]
+    assert info_table(facts).row_count == 2

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer
+
+from hezar_train.errors import ConfigError
+from hezar_train.optim import build_optimizer, optimizer_names
+
+CPU = torch.device("cpu")
+
+
+class KeywordOptimizer(SGD):
+    """An optimizer of a user's own, with keywords that it does not name."""
+
+    def __init__(self, params: Any, **keywords: Any) -> None:
+        super().__init__(params, **keywords)
+
+
+def optimizer_without_rate(params: Any) -> Optimizer:
+    return SGD(params, lr=1.0)
+
+
+def not_an_optimizer(params: Any, lr: float) -> str:
+    return "nothing"
+
+
+def build(name: str, parameters: Any = None, weight_decay: float = 0.0, device: torch.device = CPU, **kwargs: Any):
+    parameters = [nn.Parameter(torch.ones(2, 3))] if parameters is None else parameters
+    return build_optimizer(
+        name, parameters, learning_rate=0.01, weight_decay=weight_decay, kwargs=kwargs or None, device=device
+    )
+
+
+def step_on_a_tiny_model(name: str) -> float:
+    """Return how far one step moves the weights."""
+    model = nn.Embedding(4, 3, sparse=True) if name == "sparseadam" else nn.Linear(3, 4, bias=name != "muon")
+    optimizer = build(name, model.parameters())
+    before = model.weight.detach().clone()
+    output = model(torch.tensor([1, 2])) if name == "sparseadam" else model(torch.ones(2, 3))
+    output.square().sum().backward()
+    optimizer.step()
+    return (model.weight.detach() - before).abs().max().item()
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_every_optimizer_of_torch_is_built_by_name_and_takes_a_step(name: str) -> None:
+    assert step_on_a_tiny_model(name) > 0
+
+
+def test_the_list_of_names_is_every_class_of_torch_but_lbfgs() -> None:
+    assert optimizer_names() == (
+        [
+            "adadelta",
+            "adafactor",
+            "adagrad",
+            "adam",
+            "adamax",
+            "adamw",
+            "asgd",
+            "muon",
+            "nadam",
+            "radam",
+            "rmsprop",
+            "rprop",
+            "sgd",
+            "sparseadam",
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", ["adamw", "AdamW", "ADAMW", "torch.optim.AdamW"])
+def test_a_name_is_read_in_any_case_and_as_a_dotted_path(name: str) -> None:
+    assert type(build(name)) is AdamW
+
+
+def test_rate_and_decay_arrive_in_the_groups_with_the_keywords() -> None:
+    group = build("sgd", weight_decay=0.2, momentum=0.9).param_groups[0]
+    assert (group["lr"], group["weight_decay"], group["momentum"]) == (0.01, 0.2, 0.9)
+
+
+def test_the_decay_of_the_config_replaces_the_default_of_adamw() -> None:
+    assert build("adamw").param_groups[0]["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize(("name", "cls"), [("adam", Adam), ("adamw", AdamW), ("sgd", SGD), ("adagrad", Adagrad)])
+def test_fused_is_on_where_the_class_and_the_cpu_have_it(name: str, cls: type[Optimizer]) -> None:
+    optimizer = build(name)
+    assert type(optimizer) is cls
+    assert optimizer.param_groups[0]["fused"] is True
+
+
+def test_fused_is_left_out_where_the_class_has_none() -> None:
+    assert "fused" not in build("rmsprop").param_groups[0]
+
+
+@pytest.mark.parametrize("kwargs", [{"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True}])
+def test_a_kernel_that_the_user_chose_is_left_alone(kwargs: dict[str, bool]) -> None:
+    assert not build("adam", **kwargs).param_groups[0]["fused"]
+
+
+def test_fused_is_off_on_a_device_without_the_kernel() -> None:
+    assert build("adamw", device=torch.device("meta")).param_groups[0]["fused"] is None
+    assert build("adagrad", device=torch.device("cuda")).param_groups[0]["fused"] is None
+    assert build("sgd", device=torch.device("cuda")).param_groups[0]["fused"] is True
+
+
+def test_fused_is_off_for_complex_parameters() -> None:
+    assert build("adam", [nn.Parameter(torch.ones(2, dtype=torch.complex64))]).param_groups[0]["fused"] is None
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = nn.Linear(3, 4)
+    model.bias.requires_grad_(False)
+    assert [p is model.weight for p in build("adam", model.parameters()).param_groups[0]["params"]] == [True]
+
+
+def test_groups_keep_their_own_rate_and_lose_their_frozen_parameters() -> None:
+    free, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
+    optimizer = build("sgd", [{"params": [free, frozen], "lr": 0.5}, {"params": [frozen]}])
+    assert [(group["lr"], len(group["params"])) for group in optimizer.param_groups] == [(0.5, 1)]
+
+
+def test_a_model_without_a_trainable_parameter_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to train"):
+        build("adam", [nn.Parameter(torch.ones(2), requires_grad=False)])
+
+
+def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer='adamx' is not known\. Known: adadelta.*Did you mean 'adamax'\?"):
+        build("adamx")
+
+
+def test_lbfgs_is_refused_with_the_reason_by_name_and_by_path() -> None:
+    for name in ("lbfgs", "torch.optim.LBFGS"):
+        with pytest.raises(ConfigError, match="closure"):
+            build(name)
+
+
+def test_muon_with_a_vector_is_refused_with_what_to_do() -> None:
+    assert type(build("muon")) is Muon
+    with pytest.raises(ConfigError, match=r"only supports 2D.*Muon trains matrices only"):
+        build("muon", [nn.Parameter(torch.ones(2))])
+
+
+def test_unknown_keywords_are_all_told_with_the_accepted_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build("sgd", momentun=0.9, dampen=0.1)
+    assert len(caught.value.problems) == 2
+    assert "It takes: dampening, differentiable, foreach, fused, maximize, momentum, nesterov." in str(caught.value)
+    assert "Did you mean 'momentum'?" in caught.value.problems[0]
+
+
+def test_rate_and_decay_among_the_keywords_point_to_their_fields() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build("adam", lr=0.1, weight_decay_=0.1)
+    assert caught.value.problems == [
+        "optimizer='adam': 'lr' among the keyword arguments. Set the field 'learning_rate' instead."
+    ]
+
+
+def test_weight_decay_for_a_class_without_it_is_refused() -> None:
+    assert build("rprop").param_groups[0]["lr"] == 0.01
+    with pytest.raises(ConfigError, match=r"has no weight decay, but weight_decay=0.1\. Set weight_decay=0"):
+        build("rprop", weight_decay=0.1)
+
+
+def test_a_value_that_torch_refuses_becomes_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer='adam' cannot be built: Invalid beta parameter"):
+        build("adam", betas=(2.0, 0.9))
+
+
+def test_a_class_of_the_users_own_gets_rate_decay_and_any_keyword() -> None:
+    group = build(f"{__name__}.KeywordOptimizer", weight_decay=0.3, nesterov=True, momentum=0.5).param_groups[0]
+    assert (group["lr"], group["weight_decay"], group["nesterov"]) == (0.01, 0.3, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_package.Adam", r"'no_such_package' cannot be imported .*install the package"),
+        ("torch.optim.AdamWW", r"'torch.optim' has no 'AdamWW'\. Did you mean 'AdamW'\?"),
+        (f"{__name__}.CPU", r"is of type device\. Expected an optimizer class"),
+        (f"{__name__}.not_an_optimizer", r"built a str\. Expected a torch.optim.Optimizer"),
+        (f"{__name__}.optimizer_without_rate", r"takes no 'lr'"),
+        ("adam.", r"optimizer='adam\.' is not known"),
+    ],
+)
+def test_a_dotted_path_that_cannot_work_says_why(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(path)
