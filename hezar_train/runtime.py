@@ -1,8 +1,8 @@
 """The one place that builds an Accelerator, and the check that it did what was asked.
 
-Accelerate drops requests silently (fp16 on a CPU runs as fp32, a launcher's processes may come up as separate worlds), so
-everything asked for is compared with what came out, and a difference stops the run with a sentence. Data order, windows,
-schedules and checkpoints are not Accelerate's business here: see `data`, `optim` and `checkpoint`.
+Accelerate drops requests silently (fp16 on a CPU runs as fp32, a launcher's processes may come up as separate
+worlds), so everything asked for is compared with what came out, and a difference stops the run with a sentence. Data
+order, windows, schedules and checkpoints are not Accelerate's business here: see `data`, `optim` and `checkpoint`.
 """
 
 from __future__ import annotations
@@ -155,9 +155,7 @@ def _forget_other_settings(config: TrainerConfig, cpu: bool) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def _broken_promises(
-    config: TrainerConfig, asked: torch.device | None, runtime: Runtime, *, own: bool
-) -> list[str]:
+def _broken_promises(config: TrainerConfig, asked: torch.device | None, runtime: Runtime, *, own: bool) -> list[str]:
     """List every way in which Accelerate did not do what the config or the launcher asked for."""
     problems = []
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -169,7 +167,9 @@ def _broken_promises(
     if runtime.num_processes > 1:
         problems.append(f"{runtime.num_processes} processes were started; this version trains on one process.")
     elif config.distributed:
-        problems.append("distributed=True, but there is one process. Start the script with a launcher, or drop the field.")
+        problems.append(
+            "distributed=True, but there is one process. Start the script with a launcher, or drop the field."
+        )
     if runtime.precision != config.precision and (own or config.mixed_precision is not None):
         problems.append(
             f"mixed_precision={config.precision!r} in the config, but the accelerator runs {runtime.precision!r}. "

@@ -1,8 +1,9 @@
 """From indices to a batch, in the main process or in workers.
 
-A sample's randomness is a function of (seed, epoch, index): python, numpy and torch are seeded before each `__getitem__`, so
-neither workers nor prefetch nor a resume can shift it. Pure data (tensors, lists, a `datasets.Dataset` without transform)
-draws nothing and is fetched without seeding, a batch at a time where the dataset offers it.
+A sample's randomness is a function of (seed, epoch, index): python, numpy and torch are seeded before each
+`__getitem__`, so neither workers nor prefetch nor a resume can shift it. Pure data (tensors, lists, a
+`datasets.Dataset` without transform) draws nothing and is fetched without seeding, a batch at a time where the
+dataset offers it.
 """
 
 from __future__ import annotations

@@ -46,15 +46,18 @@ def collator_for(data: Any, collate: Collator | None) -> Collator:
 def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
     if order.num_workers:
         raise DataError(
-            f"num_dataloader_workers={order.num_workers} with an iterable dataset: workers read ahead of what was trained, "
-            "so its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with state_dict()."
+            f"num_dataloader_workers={order.num_workers} with an iterable dataset: workers read ahead of what was "
+            "trained, so its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with "
+            "state_dict()."
         )
     return StreamSource(data, order, collator_for(data, collate))
 
 
 def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order) -> Source:
     """Rebuild a plain or random loader on our sampler; keep one that has its own sampler or state."""
-    own = replace(order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory)
+    own = replace(
+        order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
+    )
     if hasattr(loader, "state_dict"):
         return StreamSource(loader, own, None)
     collate = collate or _own_collate(loader)

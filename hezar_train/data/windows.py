@@ -1,16 +1,16 @@
 """The windows of an epoch: each holds the fetched micro-batches of one update.
 
-Three kinds of data give windows. `MapSource`: a dataset with a length, in the order of `RangedSampler`; its position is one
-integer. `SamplerSource`: a ready DataLoader with a sampler of its own. `StreamSource`: an iterable dataset or a loader that
-counts for itself. The last two are resumed through their own `state_dict`, kept as the window's `cursor`: taken right after
-the window was read, so reading ahead never shifts it. A source refuses nothing but what cannot be exact, and says why in
-`resume_problem`.
+Three kinds of data give windows. `MapSource`: a dataset with a length, in the order of `RangedSampler`; its position
+is one integer. `SamplerSource`: a ready DataLoader with a sampler of its own. `StreamSource`: an iterable dataset or
+a loader that counts for itself. The last two are resumed through their own `state_dict`, kept as the window's
+`cursor`: taken right after the window was read, so reading ahead never shifts it. A source refuses nothing but what
+cannot be exact, and says why in `resume_problem`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -90,8 +90,8 @@ class Source(Protocol):
 class MapSource:
     """A dataset with a length, in an order that is a pure function of (seed, epoch, size)."""
 
-    resume_problem = None
-    num_batches = None
+    resume_problem: str | None = None
+    num_batches: int | None = None
 
     def __init__(self, dataset: MapDataset, collate: Collator, order: Order, *, drop_last: bool = False) -> None:
         self.drop_last = drop_last
@@ -159,13 +159,15 @@ class SamplerSource:
 
     def __init__(self, loader: DataLoader[Any], collate: Collator, order: Order) -> None:
         self._sampler: Any = loader.sampler
-        self._batches = loader.batch_sampler
-        sized = hasattr(self._sampler, "__len__") and loader.batch_size is not None
+        self._batches: Any = loader.batch_sampler
         self.batch_size = loader.batch_size or 1
-        self.num_samples: int | None = len(self._sampler) if sized else None
-        self.num_batches = len(self._batches) if not sized and hasattr(self._batches, "__len__") else None  # type: ignore[arg-type]
-        if loader.drop_last and self.num_samples is not None:
-            self.num_samples -= self.num_samples % self.batch_size
+        self.num_samples: int | None = None
+        self.num_batches: int | None = None
+        if loader.batch_size is not None and isinstance(loader.sampler, Sized):
+            size = len(loader.sampler)
+            self.num_samples = size - size % self.batch_size if loader.drop_last else size
+        elif isinstance(loader.batch_sampler, Sized):
+            self.num_batches = len(loader.batch_sampler)
         self.fetch = batch_fetcher(loader.dataset, collate, order.seed)  # type: ignore[arg-type]
         self._order = order
         self._pool: WorkerPool | None = None
@@ -177,8 +179,9 @@ class SamplerSource:
         if self._keeper is not None:
             return None
         return (
-            f"the DataLoader's sampler {type(self._sampler).__name__} has no state_dict(), so its place in the epoch is "
-            "not in the checkpoint. Give it state_dict() and load_state_dict(), or pass the dataset instead of the loader."
+            f"the DataLoader's sampler {type(self._sampler).__name__} has no state_dict(), so its place in the "
+            "epoch is not in the checkpoint. Give it state_dict() and load_state_dict(), or pass the dataset "
+            "instead of the loader."
         )
 
     def windows(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
@@ -203,7 +206,7 @@ class SamplerSource:
     def _grouped(
         self, plan: Plan, epoch: int, position: int, steps_left: int
     ) -> Iterator[tuple[int, Indices, tuple[Window, int]]]:
-        batches = _limited(iter(self._batches), steps_left)  # type: ignore[arg-type]
+        batches = _limited(iter(self._batches), steps_left)
         for parts, cursor, is_last in _in_groups(batches, plan.accumulation, self._state):
             count = sum(map(len, parts))
             window = Window(position, count, is_last and not batches.stopped, [], list(parts), cursor)
@@ -232,8 +235,9 @@ class StreamSource:
         if hasattr(self._stream, "state_dict") and hasattr(self._stream, "load_state_dict"):
             return None
         return (
-            f"{type(self._stream).__name__} has no state_dict() and load_state_dict(), so its place in the epoch is not in "
-            "the checkpoint. Add both methods (a counter of samples read is enough), or use a dataset with a length."
+            f"{type(self._stream).__name__} has no state_dict() and load_state_dict(), so its place in the epoch "
+            "is not in the checkpoint. Add both methods (a counter of samples read is enough), or use a dataset "
+            "with a length."
         )
 
     def windows(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:

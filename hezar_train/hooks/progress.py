@@ -72,7 +72,6 @@ class Progress:
         self._evaluation: tuple[int, int | None] | None = None
         self._is_drawn = False
         self._due = _NEVER if self._painter is None else 0.0
-        self._evaluation_due = self._due
 
     def advance(
         self, step: int, epoch: int, samples: int, loss: SupportsFloat | None, learning_rate: float | None
@@ -111,7 +110,7 @@ class Progress:
         """Draw the bar now."""
         if self._painter is None:
             return
-        self._due = self._evaluation_due = perf_counter() + REFRESH_SECONDS
+        self._due = perf_counter() + REFRESH_SECONDS
         lines = self._frame(self._painter)
         self._is_drawn = True
         # Moving up by 0 lines would move up by one: terminals read it so.
@@ -135,7 +134,7 @@ class Progress:
 
     def advance_evaluation(self, batches: int) -> None:
         """Note that `batches` of the evaluation are done; draw if a refresh is due."""
-        if perf_counter() >= self._evaluation_due and self._evaluation is not None:
+        if perf_counter() >= self._due and self._evaluation is not None:
             self._evaluation = (batches, self._evaluation[1])
             self.refresh()
 
@@ -147,13 +146,11 @@ class Progress:
             self.refresh()
 
     def close(self) -> None:
-        """Draw the bar a last time, to stay; a second call does nothing."""
-        if self._painter is None or not self._is_drawn:
-            return
+        """Draw the bar a last time, to stay; what is said afterwards is a plain line."""
         self._evaluation = None
-        self._write(_ERASE_BELOW + "".join(line + "\n" for line in self._frame(self._painter)))
-        self._is_drawn = False
-        self._due = self._evaluation_due = _NEVER
+        if self._painter is not None and self._is_drawn:
+            self._write(_ERASE_BELOW + "".join(line + "\n" for line in self._frame(self._painter)))
+        self._stop_drawing()
 
     def samples_per_second(self) -> float | None:
         """Return the pace of the last seconds, pauses left out."""
@@ -201,13 +198,15 @@ class Progress:
 
     def _write(self, text: str) -> None:
         try:
-            self._stream.write(text)
-            self._stream.flush()
+            _send(self._stream, text)
         except OSError:
             # The terminal was closed or the pipe's reader left: no reason to lose a run, and nobody is looking.
             self.enabled = False
-            self._painter = None
-            self._due = self._evaluation_due = _NEVER
+            self._stop_drawing()
+
+    def _stop_drawing(self) -> None:
+        self._painter = None
+        self._due = _NEVER
 
 
 class _Painter:
@@ -308,12 +307,16 @@ def print_facts(facts: Mapping[str, str], stream: TextIO | None = None) -> None:
     """Print facts: a table on a terminal, aligned plain lines elsewhere."""
     stream = sys.stdout if stream is None else stream
     if _is_terminal(stream):
-        stream.write(_Painter(stream).paint(info_table(facts)))
-        stream.flush()
+        _send(stream, _Painter(stream).paint(info_table(facts)))
         return
     width = max((len(name) for name in facts), default=0)
-    for name, value in facts.items():
-        stream.write(f"{name:<{width}}  {value}\n")
+    _send(stream, "".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
+
+
+def _send(stream: TextIO, text: str) -> None:
+    """Write at once; what the stream's encoding lacks is escaped, for a log line is no reason to lose a run either."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()
 
 

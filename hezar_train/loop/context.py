@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hezar_train.types import Mode
 
@@ -27,6 +27,10 @@ class Context:
             return object.__getattribute__(self, "_shared")[name]
         except KeyError:
             raise AttributeError(f"the context has no {name!r} at this moment") from None
+
+    if TYPE_CHECKING:  # any name may be set
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)

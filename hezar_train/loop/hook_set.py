@@ -1,8 +1,8 @@
 """Hooks and the order they run in.
 
-A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its own.
-What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed. Hooks watch and
-ask; one default hook, always last, does what is due.
+A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
+own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
+Hooks watch and ask; one default hook, always last, does what is due.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PLAIN_METHODS = {
 class Hook:
     """Something that watches a run: override any of the methods below, or those named like a moment (`on_update(ctx)`).
 
-    `self.trainer` is the trainer (a weak proxy) once the hook is registered. What `state_dict` returns, made of plain values
-    and tensors, is saved in every checkpoint and handed back to `load_state_dict` at a resume.
+    `self.trainer` is the trainer (a weak proxy) once the hook is registered. What `state_dict` returns, made of plain
+    values and tensors, is saved in every checkpoint and handed back to `load_state_dict` at a resume.
     """
 
     modes: frozenset[Mode] = frozenset({Mode.TRAIN})
@@ -105,7 +105,7 @@ class HookSet:
     ) -> None:
         """Add a hook at a moment: before or after a named one, else last (but before the one that does what is due)."""
         entries = self._entries[moment_named(moment)]
-        entry = _Entry(name or getattr(call, "__name__", type(call).__name__), call, is_last)
+        entry = _Entry(name or str(getattr(call, "__name__", type(call).__name__)), call, is_last)
         if before is not None:
             entries.insert(self._index(moment, before), entry)
         elif after is not None:

@@ -1,13 +1,13 @@
 """The one walk of the loop; train and evaluate differ in mode, data and hooks only.
 
-    run                             FIT_START
-      for epoch                     EPOCH_START
-        walk(windows)
-          for batch                 BATCH_START
-            run_step()              BATCH_FORWARD, BATCH_BACKWARD, UPDATE (by the methods it calls)
-                                    BATCH_END
-                                    EPOCH_END
-                                    FIT_END      also after a failure, with ctx.failed set
+run                             FIT_START
+  for epoch                     EPOCH_START
+    walk(windows)
+      for batch                 BATCH_START
+        run_step()              BATCH_FORWARD, BATCH_BACKWARD, UPDATE (by the methods it calls)
+                                BATCH_END
+                                EPOCH_END
+                                FIT_END      also after a failure, with ctx.failed set
 """
 
 from __future__ import annotations

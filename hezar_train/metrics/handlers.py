@@ -1,6 +1,7 @@
 """Metrics handlers: batches go in, mergeable counts are kept on the device, one result comes out.
 
-A handler never keeps logits and never averages per-batch values; the result is that of the whole set, for any batch size.
+A handler never keeps logits and never averages per-batch values; the result is that of the whole set, for any batch
+size.
 """
 
 from __future__ import annotations

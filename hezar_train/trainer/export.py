@@ -1,4 +1,4 @@
-"""A copy of the trained model for others, outside the run's checkpoints: weights and model config, the trainer's files below.
+"""A copy of the trained model for others, apart from the run's checkpoints.
 
 No pickle is written. A model's or dataset's config is written by its own `save_pretrained` or `save`, where it has one.
 """

@@ -1,6 +1,7 @@
 """The run's folder: every path in one place, what a resume drops, what a fresh start moves aside.
 
-Nothing is ever deleted here: lines past a checkpoint go to `*.dropped`, an earlier run in the same folder to `previous/`.
+Nothing is ever deleted here: lines past a checkpoint go to `*.dropped`, an earlier run in the same folder to
+`previous/`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,15 @@ class RunFolder:
         """Move what an earlier run left to `previous/{n}`; return that folder, or None if there was nothing."""
         found = [
             path
-            for path in (self.checkpoints, self.all_logs, self.evaluations, self.ledger, self.plan, self.config, self.best)
+            for path in (
+                self.checkpoints,
+                self.all_logs,
+                self.evaluations,
+                self.ledger,
+                self.plan,
+                self.config,
+                self.best,
+            )
             if path.exists()
         ]
         if not found:

@@ -1,7 +1,7 @@
 """Check a user's own loss: does cutting a batch into micro-batches change the gradient?
 
-The whole batch and every factoring of it go through the same weighing and backward pass as in training; dropout and batch
-statistics are off (evaluation mode), because they may differ between cuts by design.
+The whole batch and every factoring of it go through the same weighing and backward pass as in training; dropout and
+batch statistics are off (evaluation mode), because they may differ between cuts by design.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class InvarianceReport:
         if self.holds:
             return f"{len(self.factorings)} ways to cut {self.num_samples} samples agree; worst: {cut}, {off}."
         return (
-            f"cutting {self.num_samples} samples as {cut} changes the result: {off}. The loss must be a mean over its units: "
-            "return a mean over samples, or set loss_weight='labels' if it is a mean over labels, or override "
-            "batch_weight(batch) to return what it is a mean of."
+            f"cutting {self.num_samples} samples as {cut} changes the result: {off}. The loss must be a mean over "
+            "its units: return a mean over samples, or set loss_weight='labels' if it is a mean over labels, or "
+            "override batch_weight(batch) to return what it is a mean of."
         )
 
 
@@ -92,7 +92,10 @@ def factorings(size: int) -> list[tuple[int, ...]]:
 
 
 def _batches(
-    samples: Sequence[int], cut: tuple[int, ...], fetch: Callable[[Sequence[int]], Any], weigh: Callable[[Any, int], float]
+    samples: Sequence[int],
+    cut: tuple[int, ...],
+    fetch: Callable[[Sequence[int]], Any],
+    weigh: Callable[[Any, int], float],
 ) -> list[tuple[Any, float]]:
     batches, start = [], 0
     for size in cut:
@@ -102,9 +105,7 @@ def _batches(
     return batches
 
 
-def _gradients(
-    model: nn.Module, batches: list[tuple[Any, float]], loss_of: Callable[[Any], torch.Tensor]
-) -> Gradients:
+def _gradients(model: nn.Module, batches: list[tuple[Any, float]], loss_of: Callable[[Any], torch.Tensor]) -> Gradients:
     model.zero_grad(set_to_none=True)
     total = sum(weight for _, weight in batches)
     mean = 0.0

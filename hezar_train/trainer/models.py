@@ -1,7 +1,7 @@
 """The protocol between the loop and a user's model: how to call it, where its loss comes from.
 
-Every part is optional. A model takes a tensor, a tuple or keywords; returns a tensor, a mapping or a `ModelOutput`; and brings
-its loss as `compute_loss`, through the config's `criterion`, or as `outputs["loss"]`, in this order.
+Every part is optional. A model takes a tensor, a tuple or keywords; returns a tensor, a mapping or a `ModelOutput`;
+and brings its loss as `compute_loss`, through the config's `criterion`, or as `outputs["loss"]`, in this order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from hezar_train.errors import ConfigError, DataError, choices
 
-__all__ = ["ModelCaller", "build_criterion", "labels_of"]
+__all__ = ["ModelCaller", "build_criterion", "labels_of", "others_of"]
 
 LABEL_KEYS = ("labels", "label")
 
@@ -34,15 +34,15 @@ class ModelCaller:
 
     def forward(self, batch: Any) -> dict[str, Any]:
         """Run the model on a batch; return its outputs as a new dict, a bare tensor under "logits"."""
-        if isinstance(batch, Mapping):
-            return _as_dict(self._model(**self._arguments(batch)))
-        if isinstance(batch, torch.Tensor):
-            return _as_dict(self._model(batch))
         if isinstance(batch, list | tuple) and batch:
             return _as_dict(self._model(*batch[:-1] if len(batch) > 1 else batch))
+        if isinstance(batch, torch.Tensor):
+            return _as_dict(self._model(batch))
+        if isinstance(batch, Mapping):
+            return _as_dict(self._model(**self._arguments(batch)))
         raise DataError(
-            f"a batch of type {type(batch).__name__} was given; expected a mapping of the model's arguments, a tensor, or a "
-            "tuple (inputs..., labels). Change what the data_collator returns."
+            f"a batch of type {type(batch).__name__} was given; expected a mapping of the model's arguments, a "
+            "tensor, or a tuple (inputs..., labels). Change what the data_collator returns."
         )
 
     def loss(self, outputs: Mapping[str, Any], labels: Any, others: Mapping[str, Any]) -> torch.Tensor:
@@ -80,19 +80,26 @@ class ModelCaller:
         missing = [name for name in needed if name not in accepted]
         if missing:
             raise DataError(
-                f"the model's forward() needs {choices(missing)}, but the batch has only: {choices(keys)}. Rename the keys "
-                "in the data_collator or override prepare_input_batch()."
+                f"the model's forward() needs {choices(missing)}, but the batch has only: {choices(keys)}. Rename "
+                "the keys in the data_collator or override prepare_input_batch()."
             )
         return None if len(accepted) == len(keys) else accepted
 
 
 def labels_of(batch: Any) -> Any:
     """Find a batch's labels: under "labels" or "label", or last in a tuple."""
+    if isinstance(batch, list | tuple):
+        return batch[-1] if len(batch) > 1 else None
     if isinstance(batch, Mapping):
         return next((batch[key] for key in LABEL_KEYS if key in batch), None)
-    if isinstance(batch, list | tuple) and len(batch) > 1:
-        return batch[-1]
     return None
+
+
+def others_of(batch: Any) -> Mapping[str, Any]:
+    """Return what a batch holds beside its labels, by name."""
+    if isinstance(batch, list | tuple | torch.Tensor) or not isinstance(batch, Mapping):
+        return {}
+    return {key: value for key, value in batch.items() if key != "labels"}
 
 
 def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
@@ -115,8 +122,8 @@ def _as_dict(outputs: Any) -> dict[str, Any]:
     if isinstance(outputs, Mapping):
         return dict(outputs)
     raise DataError(
-        f"the model returned a {type(outputs).__name__}; expected a tensor (the logits, or a 0-d loss) or a mapping such as "
-        "{'logits': ..., 'loss': ...}."
+        f"the model returned a {type(outputs).__name__}; expected a tensor (the logits, or a 0-d loss) or a "
+        "mapping such as {'logits': ..., 'loss': ...}."
     )
 
 

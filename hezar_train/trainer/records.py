@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-
 from hezar_train.config import TrainerConfig
 from hezar_train.events import (
     METRICS_FILE,
@@ -51,7 +50,9 @@ class Records:
         """Pass rows on to the Accelerator's trackers as well, starting those that the config names."""
         accelerator = runtime.accelerator
         if accelerator.log_with and not accelerator.trackers:
-            facts = {key: value for key, value in config.to_dict().items() if isinstance(value, str | int | float | bool)}
+            facts = {
+                key: value for key, value in config.to_dict().items() if isinstance(value, str | int | float | bool)
+            }
             accelerator.init_trackers(name, config=facts)
         if accelerator.trackers:
             self._storage.writers.append(TrackerWriter(accelerator))

@@ -6,12 +6,12 @@ The order of things is `hooks.Due`'s; this module only knows how each is done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hezar_train.checkpoint import CheckpointStore, CheckpointWriter
 from hezar_train.config import TrainerConfig
-from hezar_train.events import EventStorage
+from hezar_train.events import EventStorage, Scalar
 from hezar_train.hooks import Actions, Progress
 from hezar_train.optim import Schedule
 from hezar_train.runtime import logger
@@ -61,7 +61,7 @@ class Run:
         """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put."""
         state = self.state
         measured = {name: value for name, value in self.storage.unlogged().items() if name not in OWN_NAMES}
-        values = {**measured, "train.loss": state.loss_tracker_avg}
+        values: dict[str, Scalar] = {**measured, "train.loss": state.loss_tracker_avg}
         if state.period_loss_count:
             values["train.recent_loss"] = state.period_loss_sum / state.period_loss_count
         values["train.learning_rate"] = self.schedule.rates()[0]
@@ -114,7 +114,7 @@ class Run:
         if not math.isnan(value):
             self.schedule.after_evaluation(value)
 
-    def _write(self, values: dict[str, float]) -> None:
+    def _write(self, values: Mapping[str, Scalar]) -> None:
         row = self.storage.log(values, self.state.global_step, self.state.epoch)
         self.storage.flush()
         self.progress.line(row)

@@ -70,7 +70,9 @@ class Snapshot:
         try:
             self.optimizer.load_state_dict(checkpoint.optimizer())
         except ValueError as error:
-            raise CheckpointError(f"the optimizer state of {checkpoint.path} does not fit this optimizer: {error}") from error
+            raise CheckpointError(
+                f"the optimizer state of {checkpoint.path} does not fit this optimizer: {error}"
+            ) from error
         self.schedule.load_state_dict(extra["schedule"])
         if self.scaler is not None and extra["scaler"] is not None:
             self.scaler.load_state_dict(extra["scaler"])
@@ -99,6 +101,6 @@ def preprocessor_writer(preprocessor: Any) -> Callable[[Path], None] | None:
             write = getattr(preprocessor, method)
             return lambda folder: write(str(folder))
     raise ConfigError(
-        f"the preprocessor {type(preprocessor).__name__} has neither save_pretrained(folder) nor save(folder), so it cannot "
-        "be kept with the model. Add one, or do not pass it."
+        f"the preprocessor {type(preprocessor).__name__} has neither save_pretrained(folder) nor save(folder), so "
+        "it cannot be kept with the model. Add one, or do not pass it."
     )

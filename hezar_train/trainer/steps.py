@@ -20,7 +20,7 @@ from hezar_train.loop import Context, HookSet, Moment
 from hezar_train.optim import Schedule
 from hezar_train.runtime import Runtime, to_device
 from hezar_train.state import TrainerState
-from hezar_train.trainer.models import labels_of
+from hezar_train.trainer.models import labels_of, others_of
 from hezar_train.trainer.updates import Updater
 
 __all__ = ["TrainSteps", "Verbs"]
@@ -71,11 +71,9 @@ class TrainSteps:
         """Seed what the model draws by (seed, step, rank), run it and compute the loss."""
         seed_device(step_seed(self._seed, self._state.global_step, self._rank), self._device)
         batch = ctx.batch
-        others = batch if isinstance(batch, Mapping) else {}
         with self._autocast():
             ctx.outputs = outputs = self._verbs.forward(batch)
-            labels = labels_of(batch)
-            ctx.loss = self._verbs.compute_loss(outputs, labels, **{k: v for k, v in others.items() if k != "labels"})
+            ctx.loss = self._verbs.compute_loss(outputs, labels_of(batch), **others_of(batch))
 
     def backward(self, ctx: Context) -> None:
         """Add this micro-batch's share of the window's mean to the gradients."""
@@ -100,9 +98,9 @@ class TrainSteps:
         named = ", ".join(map(str, samples[:MAX_NAMED_SAMPLES])) or "not known: the data is a stream"
         more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
         raise NonFiniteError(
-            f"{what} in the update at step {self._state.global_step + 1} (epoch {self._state.epoch}); it was not applied. "
-            f"Samples of the window: {named}{more}. Look at them, lower learning_rate, or set max_grad_norm; the last "
-            "checkpoint is intact.",
+            f"{what} in the update at step {self._state.global_step + 1} (epoch {self._state.epoch}); it was not "
+            f"applied. Samples of the window: {named}{more}. Look at them, lower learning_rate, or set "
+            "max_grad_norm; the last checkpoint is intact.",
             step=self._state.global_step + 1,
             samples=samples,
         )
@@ -164,4 +162,4 @@ def add_loss(ctx: Context, part: torch.Tensor) -> None:
 def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tensor:
     """Return a zero that reaches the parameters: a mean over no unit is NaN, and NaN times zero too."""
     reached = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad and v is not loss]
-    return sum((value.float().sum() * 0.0 for value in reached), start=loss.detach() * 0.0).nan_to_num()  # type: ignore[union-attr]
+    return sum((value.float().sum() * 0.0 for value in reached), start=loss.detach() * 0.0).nan_to_num()

@@ -19,7 +19,16 @@ from torch.utils.data import DataLoader
 
 from hezar_train.checkpoint import Checkpoint, CheckpointStore, RunLock, WeightReport, initial_weights, unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.data import Order, Source, Window, batch_length, open_source, preserved_randomness, seed_device, step_seed
+from hezar_train.data import (
+    Order,
+    Source,
+    Window,
+    batch_length,
+    open_source,
+    preserved_randomness,
+    seed_device,
+    step_seed,
+)
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.events import CSV_FILE, EventStorage, load_csv
 from hezar_train.hooks import Due, Progress, StopFlag, print_facts
@@ -34,7 +43,7 @@ from hezar_train.trainer.export import MODEL_CONFIG_FILE, ExportNames, export
 from hezar_train.trainer.facts import facts_of
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.invariance import InvarianceReport, check_invariance
-from hezar_train.trainer.models import ModelCaller, build_criterion, labels_of
+from hezar_train.trainer.models import ModelCaller, build_criterion, labels_of, others_of
 from hezar_train.trainer.records import Records
 from hezar_train.trainer.resume import find_checkpoint, refuse_changes
 from hezar_train.trainer.run import Run
@@ -183,7 +192,7 @@ class Trainer:
         """Run the model and its loss on a batch, without gradients."""
         with torch.no_grad(), self._autocast():
             outputs = self.forward(batch)
-            outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **_others(batch))
+            outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **others_of(batch))
         return outputs
 
     def prepare_input_batch(self, batch: Any) -> Any:
@@ -306,7 +315,7 @@ class Trainer:
             self._steps.prepare_input(self.ctx)
             with self._autocast():
                 outputs = self.forward(self.ctx.batch)
-                return self.compute_loss(outputs, labels_of(self.ctx.batch), **_others(self.ctx.batch))
+                return self.compute_loss(outputs, labels_of(self.ctx.batch), **others_of(self.ctx.batch))
 
         with preserved_randomness():
             return check_invariance(self.model, range(count), fetch, self._unit_weight, loss_of, tolerance)
@@ -561,7 +570,7 @@ def _settle_preprocessor(model: nn.Module, given: Any) -> Any:
     return given
 
 
-def _tell(report: WeightReport, source: str) -> None:
+def _tell(report: WeightReport, source: str | os.PathLike[str]) -> None:
     logger.info("%d tensors loaded from %s", len(report.loaded), source)
     for words, names in (
         ("not in it, so left as they are", report.missing),
@@ -570,10 +579,6 @@ def _tell(report: WeightReport, source: str) -> None:
     ):
         if names:
             logger.warning("%s: %s", words, ", ".join(names))
-
-
-def _others(batch: Any) -> dict[str, Any]:
-    return {k: v for k, v in batch.items() if k != "labels"} if isinstance(batch, Mapping) else {}
 
 
 def _size(data: Any) -> int | None:

@@ -1,7 +1,7 @@
 """What a returned loss is the mean of: samples, or labels that count.
 
-The weight of a micro-batch in its window is its number of units, so that splitting a batch does not change the gradient, also
-with padding and in a short last window.
+The weight of a micro-batch in its window is its number of units, so that splitting a batch does not change the
+gradient, also with padding and in a short last window.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def label_counter(task: str | None, model: nn.Module) -> Callable[[Any], float]:
     def count(batch: Any) -> float:
         labels = labels_of(batch)
         if not isinstance(labels, torch.Tensor):
-            raise DataError("the loss is weighed by labels, but the batch has no tensor 'labels'. Set loss_weight='samples'.")
+            raise DataError(
+                "the loss is weighed by labels, but the batch has no tensor 'labels'. Set loss_weight='samples'."
+            )
         counted = labels[..., first:] if labels.ndim > 1 else labels
         return float((counted != IGNORED_LABEL).sum())
 

@@ -1,6 +1,6 @@
 """One update: the norm of the gradients, the guard, clipping, the optimizer's step.
 
-The plain optimizer and a cached parameter list are used: Accelerate's wrapper costs more than the step of a small model.
+The plain optimizer and a cached parameter list are used: Accelerate's wrapper costs more than a small model's step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Updater:
     def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, config: TrainerConfig) -> None:
         self._optimizer, self._scaler = optimizer, scaler
         self._max_norm = config.max_grad_norm
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters: list[torch.Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
 
     @property
@@ -36,14 +37,23 @@ class Updater:
         gradients = self._gradients()
         if not gradients:
             return torch.zeros(())
-        if len({(g.device, g.dtype) for g in gradients}) > 1 or any(g.is_sparse for g in gradients):
+        if not self._is_uniform or any(g.is_sparse for g in gradients):
             return torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        norms = list(torch._foreach_norm(gradients))
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
 
     def clip(self, norm: float) -> None:
         """Scale the gradients down to `max_grad_norm`, if they are longer."""
-        if self._max_norm is not None and norm + CLIP_MARGIN > self._max_norm:
-            torch._foreach_mul_(self._gradients(), self._max_norm / (norm + CLIP_MARGIN))
+        if self._max_norm is None or norm + CLIP_MARGIN <= self._max_norm:
+            return
+        factor = self._max_norm / (norm + CLIP_MARGIN)
+        gradients = self._gradients()
+        if self._is_uniform and not any(g.is_sparse for g in gradients):
+            torch._foreach_mul_(gradients, factor)
+            return
+        for gradient in gradients:
+            gradient.mul_(factor)
 
     def step(self) -> bool:
         """Step the optimizer; return False if the scaler skipped it."""

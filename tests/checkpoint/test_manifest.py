@@ -64,7 +64,7 @@ def test_a_manifest_that_was_changed_is_damage(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         verify(folder)
     path.unlink()
-    with pytest.raises(CheckpointError, match="manifest.json is missing"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
         verify(folder)
 
 

@@ -87,7 +87,7 @@ def test_all_parts_come_back(store: CheckpointStore, new_run: type, bits_of: Cal
     assert bits_of(checkpoint.optimizer()) == bits_of(run.optimizer.state_dict())
     assert checkpoint.text("train_config.yaml") == "seed: 0\n"
     assert checkpoint.text("preprocessor/vocab.txt") == "a\nb\n"
-    with pytest.raises(CheckpointError, match="has no file 'absent.txt'"):
+    with pytest.raises(CheckpointError, match=r"has no file 'absent\.txt'"):
         checkpoint.text("absent.txt")
 
 

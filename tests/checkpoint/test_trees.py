@@ -20,7 +20,7 @@ from hezar_train.errors import CheckpointError
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8, torch.complex64]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:  # noqa: PLR0911 - a kind of value each
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -83,7 +83,7 @@ def test_tensor_names_are_paths() -> None:
         "state": {0: {"exp_avg": torch.ones(2), "step": torch.tensor(1.0)}},
         "param_groups": [{"betas": (0.9, 0.99)}],
     }
-    packed, tensors = pack(state)
+    _, tensors = pack(state)
     assert list(tensors) == ["state.0.exp_avg", "state.0.step"]
     assert same(through_json(state), state)
     assert list(pack(state, prefix="extra", taken=["extra.state.0.step"])[1]) == [
@@ -122,7 +122,7 @@ def test_an_unknown_type_is_refused_with_its_place_and_name(value: Any, name: st
 
 
 def test_a_key_of_an_unknown_type_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="key at hooks is a builtins.frozenset"):
+    with pytest.raises(CheckpointError, match=r"key at hooks is a builtins\.frozenset"):
         pack({"hooks": {frozenset(): 1}})
 
 
@@ -143,7 +143,7 @@ SCHEDULERS = [
     lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4]),
     lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
     lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1),
-    lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+    torch.optim.lr_scheduler.ReduceLROnPlateau,
     lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
     lambda o: torch.optim.lr_scheduler.SequentialLR(
         o,

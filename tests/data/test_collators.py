@@ -156,7 +156,7 @@ def test_values_that_fit_into_no_tensor_are_refused_with_their_type() -> None:
 
 
 def test_tuples_of_unequal_shapes_are_refused_with_the_remedy() -> None:
-    with pytest.raises(DataError, match="type tuple do not fit .* Pass data_collator="):
+    with pytest.raises(DataError, match=r"type tuple do not fit .* Pass data_collator="):
         default_collator([(torch.ones(2), 1), (torch.ones(3), 1)])
 
 

@@ -203,7 +203,7 @@ def test_low_bits_of_an_index_do_not_follow_those_of_its_position(size: int, bit
 @pytest.mark.parametrize("size", [1000, *FEISTEL_SIZES])
 def test_neighbours_are_as_far_apart_as_in_a_random_order(size: int) -> None:
     distances = np.abs(np.diff(orders(size, num_seeds=30), axis=1))
-    # One distance has the mean (size + 1) / 3 and a variance below size^2 / 18; sharing an end adds less than that again.
+    # One distance has the mean (size + 1) / 3 and a variance below size^2 / 18; shared ends add less than that again.
     assert abs(distances.mean() - (size + 1) / 3) < MILLIONTH * size / 3 / math.sqrt(distances.size)
     near = (distances < size / 10).mean()
     assert abs(near - 0.19) < MILLIONTH * math.sqrt(2 * 0.19 * 0.81 / distances.size) + 2 / size

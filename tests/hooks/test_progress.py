@@ -250,6 +250,27 @@ def test_a_terminal_that_goes_away_does_not_stop_the_run():
     assert stream.num_writes == 1
 
 
+def test_letters_that_the_stream_cannot_hold_are_escaped():
+    raw = io.BytesIO()
+    progress = Progress(10, 1, stream=io.TextIOWrapper(raw, encoding="ascii", newline="\n"))
+    progress.say("آ done")
+    assert raw.getvalue() == b"\\u0622 done\n"
+
+
+def test_after_close_lines_are_plain():
+    stream = CountingStream()
+    progress = Progress(10, 1, stream=stream, is_terminal=True)
+    progress.advance(10, 1, 8, 0.5, 0.1)
+    progress.close()
+    stream.seek(0)
+    stream.truncate()
+    progress.start_evaluation(2)
+    progress.advance_evaluation(2)
+    progress.end_evaluation()
+    progress.say("done")
+    assert stream.getvalue() == "done\n"
+
+
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     terminal = Terminal()

@@ -1,0 +1,138 @@
+"""The command line: `hezar-train train` and `hezar-train config validate`.
+
+Owns words, exit codes and how an error looks; everything else happens in `launch`. Nothing here imports torch until a
+training really starts: a mistake in a config is answered at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from hezar_train import __version__
+from hezar_train.errors import ConfigError, DataError, HezarTrainError, TrainingInterrupted
+
+__all__ = ["main"]
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2  # also click's own code for a wrong command line
+EXIT_INTERRUPTED = 130
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done (also: it was done already)
+  1    failed: a damaged checkpoint, a locked folder, a loss that is not finite, an unexpected error
+  2    refused: a mistake in the config, the data or the command line
+  130  interrupted by Ctrl-C; after the first one, the run was saved
+  143  ended by SIGTERM; the run was saved"""
+
+DEBUG = "hezar_train.debug"
+
+
+def _note_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.find_root().meta[DEBUG] = value or ctx.find_root().meta.get(DEBUG, False)
+
+
+def _debug_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept --debug before and after the name of a command."""
+    words = "Show the traceback of an error."
+    return click.option("--debug", is_flag=True, expose_value=False, callback=_note_debug, help=words)(command)
+
+
+class _Commands(click.Group):
+    """Show the package's errors as one readable block and turn them into exit codes."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TrainingInterrupted as interruption:
+            click.echo(f"{interruption} The same command goes on from there.", err=True)
+            raise
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+        except HezarTrainError as error:
+            if ctx.find_root().meta.get(DEBUG):
+                traceback.print_exc()
+            else:
+                _show(error)
+            ctx.exit(EXIT_REFUSED if isinstance(error, ConfigError | DataError) else EXIT_FAILED)
+
+
+def _show(error: HezarTrainError) -> None:
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(str(error), err=True)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show what a config warns of without the place in our source."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        click.echo(f"warning: {warning.message}", err=True)
+
+
+@click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hezar-train")
+@_debug_option
+def _root() -> None:
+    """Train PyTorch models from one config; kill a run anywhere and get the same model."""
+
+
+@_root.command("train")
+@click.argument("recipe", metavar="RECIPE")
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@_debug_option
+def _train(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Train a recipe: a name, a folder, or a config file in a recipe's folder.
+
+    KEY=VALUE changes a field of the trainer's config, recipe.KEY=VALUE an option of the recipe; values are YAML.
+
+    \b
+    Examples:
+      hezar-train train digits
+      hezar-train train digits num_epochs=5 output_dir=runs/short recipe.dropout=0.1
+      hezar-train train recipes/digits/smoke.yaml
+
+    A run that was stopped goes on with the same command, if its config says resume_from_checkpoint: true.
+    """
+    from hezar_train.launch import build_trainer, load_recipe
+
+    with _plain_warnings():
+        loaded = load_recipe(recipe, overrides)
+    build_trainer(loaded).train()
+
+
+@_root.group("config", cls=click.Group)
+def _config() -> None:
+    """Look at config files."""
+
+
+@_config.command("validate")
+@click.argument("file", type=click.Path())
+@_debug_option
+def _validate(file: str) -> None:
+    """Check a config file, plain or with a recipe's sections, and tell all its problems at once.
+
+    \b
+    Example:
+      hezar-train config validate recipes/digits/config.yaml
+    """
+    from hezar_train.launch import check_file
+
+    with _plain_warnings():
+        check_file(file)
+    click.echo(f"{file}: no problems")
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    sys.exit(_root.main(prog_name="hezar-train"))

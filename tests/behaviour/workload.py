@@ -1,0 +1,199 @@
+"""One run that uses everything that could break a resume, as a script and as parts; and how two such runs are compared.
+
+    python tests/behaviour/workload.py OUT [--workers 2] [--step-seconds 0.01] [--ballast 1000000] ...
+
+Shuffled data, augmentation that draws from python, numpy and torch, dropout, batch norm, windows of three micro-batches with
+a short last one, a schedule per update, clipping, logs, saves and evaluations in the middle of epochs, retention. The same
+command starts it and resumes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import Dataset
+
+from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train.types import Mode
+
+NUM_FEATURES, NUM_LABELS = 6, 3
+UNEQUAL_NAMES = ("time", "samples_per_second", "memory", "seconds")  # what a clock or the machine decides
+
+
+class NoisyPoints(Dataset[dict[str, torch.Tensor]]):
+    """Labelled points, seen through noise from all three global generators; notes which were fetched."""
+
+    def __init__(self, num_samples: int, item_seconds: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(num_samples)
+        self.points = torch.randn(num_samples, NUM_FEATURES, generator=generator)
+        self.labels = torch.randint(0, NUM_LABELS, (num_samples,), generator=generator)
+        self.item_seconds = item_seconds
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < len(self.points):
+            raise IndexError(index)
+        self.fetched.append(index)
+        time.sleep(self.item_seconds)
+        noise = 0.1 * random.gauss(0.0, 1.0) + 0.1 * float(np.random.normal())
+        return {"x": self.points[index] + noise + 0.1 * torch.randn(NUM_FEATURES), "labels": self.labels[index]}
+
+
+class Net(nn.Module):
+    """A small network with dropout, buffers, and, if asked for, many parameters that make a save slow."""
+
+    def __init__(self, ballast: int = 0, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(NUM_FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, NUM_LABELS)
+        )
+        self.ballast = nn.Parameter(torch.full((ballast,), 0.01)) if ballast else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(x)
+        return logits if self.ballast is None else logits + self.ballast.mean()
+
+
+class Slow(Hook):
+    """Make each step take a while, so that a signal from outside can hit every place."""
+
+    def __init__(self, seconds: float, mode: Mode = Mode.TRAIN) -> None:
+        self.modes = frozenset({mode})
+        self._seconds = seconds
+
+    def after_step(self) -> None:
+        time.sleep(self._seconds)
+
+
+def make_net(seed: int = 0, **options: Any) -> Net:
+    """Build the network with weights that depend on the seed alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Net(**options)
+
+
+def make_config(out: str | os.PathLike[str], **changes: Any) -> TrainerConfig:
+    """Return the config of the run."""
+    settings: dict[str, Any] = {
+        "task": "text_classification",
+        "num_epochs": 3,
+        "batch_size": 4,
+        "gradient_accumulation_steps": 3,
+        "criterion": "CrossEntropyLoss",
+        "learning_rate": 0.02,
+        "lr_scheduler": "one_cycle",
+        "lr_scheduling_steps": 1,
+        "max_grad_norm": 1.0,
+        "log_steps": 3,
+        "save_steps": 6,
+        "eval_steps": 15,
+        "save_total_limit": 3,
+        "resume_from_checkpoint": True,
+    }
+    return TrainerConfig(out, **settings | changes)
+
+
+def last_checkpoint(run: Path) -> Path:
+    """Return the folder of the newest checkpoint."""
+    return max((path for path in (run / "checkpoints").iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """Return all logged rows, without what a clock decides."""
+    lines = _only_file(run, "metrics.json").read_text().splitlines()
+    return [_equal_part(json.loads(line)) for line in lines]
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """List in what two finished runs differ: state, logged values, records; an empty list means bit by bit the same."""
+    found = [name for name in ("model", "optimizer") if _tensors(one, name) != _tensors(other, name)]
+    readers = {
+        "trainer_state.json": _state_of,
+        "metrics.json": rows_of,
+        "training_logs.csv": _csv_of,
+        "TensorBoard": _scalars_of,
+        "ledger.jsonl": lambda run: (run / "ledger.jsonl").read_text(),
+        "evaluations": _evaluations_of,
+        "best.json": lambda run: (run / "best.json").read_text(),
+    }
+    found += [name for name, read in readers.items() if read(one) != read(other)]
+    twice = [tag for tag, values in _scalars_of(other).items() if len(values) != len({step for step, _ in values})]
+    return found + [f"TensorBoard holds {tag} twice at a step" for tag in twice]
+
+
+def _tensors(run: Path, name: str) -> dict[str, tuple[str, bytes]]:
+    tensors = load_file(last_checkpoint(run) / f"{name}.safetensors")
+    return {key: (str(value.dtype), value.numpy().tobytes()) for key, value in sorted(tensors.items())}
+
+
+def _state_of(run: Path) -> Any:
+    sections = json.loads((last_checkpoint(run) / "trainer_state.json").read_text())
+    for name in ("files", "logs_dir"):  # sizes and names of files with times in them
+        sections["state"].pop(name)
+    return sections
+
+
+def _only_file(run: Path, name: str) -> Path:
+    found = list((run / "logs").glob(f"*/{name}"))
+    assert len(found) == 1, f"one {name} in {run}, found {len(found)}"
+    return found[0]
+
+
+def _equal_part(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not any(part in name for part in UNEQUAL_NAMES)}
+
+
+def _csv_of(run: Path) -> list[dict[str, Any]]:
+    with _only_file(run, "training_logs.csv").open(newline="") as file:
+        return [_equal_part(row) for row in csv.DictReader(file)]
+
+
+def _scalars_of(run: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(_only_file(run, "metrics.json").parent), size_guidance={"scalars": 0}).Reload()
+    tags = _equal_part(dict.fromkeys(events.Tags()["scalars"]))
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in sorted(tags)}
+
+
+def _evaluations_of(run: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((run / "evaluations").glob("*.json"))}
+
+
+def main() -> None:
+    """Start or resume the run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--eval-step-seconds", type=float, default=0.0)
+    parser.add_argument("--ballast", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=151)
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=JSON", help="change a field of the config")
+    options = parser.parse_args()
+    changes = {name: json.loads(value) for name, _, value in (each.partition("=") for each in options.set)}
+    Trainer(
+        make_config(options.out, num_dataloader_workers=options.workers, **changes),
+        make_net(ballast=options.ballast),
+        NoisyPoints(options.samples),
+        NoisyPoints(22),
+        hooks=[Slow(options.step_seconds), Slow(options.eval_step_seconds, Mode.VAL)],
+    ).train()
+
+
+if __name__ == "__main__":
+    main()
