@@ -108,7 +108,12 @@ def _train(recipe: str, overrides: tuple[str, ...]) -> None:
 
     with _plain_warnings():
         loaded = load_recipe(recipe, overrides)
-    build_trainer(loaded).train()
+    trainer = build_trainer(loaded)
+    trainer.train()
+    best, folder = trainer.state.best_checkpoint, loaded.config.output_dir
+    click.echo(
+        f"Everything lies in {folder}" + ("" if best is None else f"; the best checkpoint is that of step {best}")
+    )
 
 
 @_root.group("config", cls=click.Group)

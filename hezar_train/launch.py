@@ -14,7 +14,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from hezar_train.errors import ConfigError, choices, suggestion
 if TYPE_CHECKING:
     from torch import nn
 
+    from hezar_train.loop import Hook
     from hezar_train.metrics import MetricsHandler
     from hezar_train.trainer import Trainer
 
@@ -65,19 +66,23 @@ class Recipe:
 class LoadedRecipe:
     """A recipe whose config and options have been checked, not yet built."""
 
-    folder: Path
+    config_file: Path
     config: TrainerConfig
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
 
     @property
     def source(self) -> Path:
         """Where `build` is defined."""
-        return self.folder / RECIPE_NAME
+        return self.config_file.parent / RECIPE_NAME
 
     def record(self) -> dict[str, Any]:
         """Return what a run keeps of its recipe."""
-        digest = hashlib.sha256(self.source.read_bytes()).hexdigest()
-        return {"path": str(self.folder), "sha256": digest, "options": self.options}
+        return {
+            "path": str(self.config_file.parent),
+            "config": self.config_file.name,
+            "sha256": hashlib.sha256(self.source.read_bytes()).hexdigest(),
+            "options": self.options,
+        }
 
 
 def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> LoadedRecipe:
@@ -95,8 +100,6 @@ def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Load
 def check_file(path: str | Path) -> TrainerConfig:
     """Read a config file, plain or with a recipe's sections, and return its config; raise with every problem."""
     source = Path(path)
-    if source.is_dir():
-        source = source / CONFIG_NAME
     if not source.exists():
         raise ConfigError(f"{source}: there is no such file")
     if not set(SECTIONS) & read_mapping(source).keys():
@@ -129,7 +132,8 @@ def recipe_names() -> list[str]:
 def _roots() -> list[Path]:
     """Return the folders in which names are looked up: the user's own, the wheel's, the source tree's."""
     package = Path(__file__).parent
-    roots = [Path("recipes"), package / "_recipes", package.parent / "recipes"]
+    shipped = package / "_recipes"
+    roots = [Path("recipes"), shipped if shipped.is_dir() else package.parent / "recipes"]
     return [root for root in roots if root.is_dir()]
 
 
@@ -180,7 +184,9 @@ def _override(text: str) -> tuple[str, Any]:
     """Split `key=value`; the value is read as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{text!r} is not an override: expected key=value, such as batch_size=16 or recipe.dropout=0.1")
+        raise ConfigError(
+            f"{text!r} is not an override: expected key=value, such as batch_size=16 or recipe.dropout=0.1"
+        )
     try:
         return key, _parse_yaml(value, Path(key))
     except ConfigError as error:
@@ -196,7 +202,7 @@ def _checked(config_file: Path, fields: Mapping[str, Any], options: dict[str, An
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    return LoadedRecipe(config_file.parent, config, options)
+    return LoadedRecipe(config_file, config, options)
 
 
 def _option_problems(source: Path, options: Mapping[str, Any]) -> Iterator[str]:
@@ -256,7 +262,7 @@ def _compare_with_record(loaded: LoadedRecipe) -> None:
     path = Path(loaded.config.output_dir) / RECORD_FILE
     if not path.exists():
         return
-    before, now = read_mapping(path), json.loads(json.dumps(loaded.record(), default=str))
+    before, now = read_mapping(path), json.loads(json.dumps(loaded.record()))
     if before.get("sha256") != now["sha256"]:
         logger.warning("%s has changed since this run began: the run may not go on exactly", loaded.source)
     changes = list(_option_changes(before.get("options") or {}, now["options"]))
@@ -275,7 +281,7 @@ def _option_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterat
             yield f"recipe.{name}: {old} when the run began, {new} now"
 
 
-def _record_keeper(loaded: LoadedRecipe) -> Any:
+def _record_keeper(loaded: LoadedRecipe) -> Hook:
     """Return a hook that writes the record once the run's folder is locked and its own."""
     from hezar_train.loop import Hook
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from hezar_train.checkpoint import Checkpoint, CheckpointStore, RunLock, WeightReport, initial_weights, unwrap
+from hezar_train.checkpoint import Checkpoint, CheckpointStore, RunLock, initial_weights, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import (
     Order,
@@ -29,7 +28,7 @@ from hezar_train.data import (
     seed_device,
     step_seed,
 )
-from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.errors import DataError
 from hezar_train.events import CSV_FILE, EventStorage, load_csv
 from hezar_train.hooks import Due, Progress, StopFlag, print_facts
 from hezar_train.loop import Context, Hook, HookSet, Moment, Routine
@@ -38,6 +37,16 @@ from hezar_train.optim import Schedule, build_optimizer, build_scheduler
 from hezar_train.plan import Plan, make_plan
 from hezar_train.runtime import build_runtime, logger
 from hezar_train.state import TrainerState
+from hezar_train.trainer.checks import (
+    best_key_of,
+    decide_evaluation,
+    in_order,
+    max_steps_of,
+    refuse_missing,
+    settle_preprocessor,
+    size_of,
+    tell_weights,
+)
 from hezar_train.trainer.evaluation import EvaluationSteps, looking_only
 from hezar_train.trainer.export import MODEL_CONFIG_FILE, ExportNames, export
 from hezar_train.trainer.facts import facts_of
@@ -51,12 +60,15 @@ from hezar_train.trainer.saving import Snapshot, preprocessor_writer
 from hezar_train.trainer.steps import TrainSteps, Verbs, add_loss, share_of
 from hezar_train.trainer.units import counts_labels, label_counter
 from hezar_train.trainer.updates import Updater
-from hezar_train.types import Mode
+from hezar_train.types import LRSchedulerType, Mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 __all__ = ["RoutineResult", "Trainer"]
+
+UNLIMITED = 1 << 62  # steps of an evaluation
+PLATEAUS = {LRSchedulerType.REDUCE_ON_PLATEAU, "ReduceLROnPlateau"}
 
 
 @dataclass(frozen=True)
@@ -107,8 +119,8 @@ class Trainer:
         accelerator: Accelerator | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
-        config, model = _in_order(config, model)
-        _refuse_missing(config=config, model=model, train_dataset=train_dataset)
+        config, model = in_order(config, model)
+        refuse_missing(config=config, model=model, train_dataset=train_dataset)
         config.validate()  # a field may have been assigned since it was built
         self.config = copy.deepcopy(config)
         self.folder = RunFolder(self.config)
@@ -116,11 +128,11 @@ class Trainer:
         self.accelerator = self.runtime.accelerator
         seed_device(self.config.seed, self.runtime.device)
         self.train_dataset, self.eval_dataset, self.data_collator = train_dataset, eval_dataset, data_collator
-        self.evaluates = _decide_evaluation(self.config, eval_dataset)
+        self.evaluates = decide_evaluation(self.config, eval_dataset)
         self.metrics_handler = metrics_handler or handler_for(self.config.task, self.config.metrics)
-        self.best_key = _best_key(self.config, self.metrics_handler, self.evaluates)
+        self.best_key = best_key_of(self.config, self.metrics_handler, self.evaluates)
         self.model: nn.Module = model.to(self.runtime.device)
-        self.preprocessor = _settle_preprocessor(self.model, preprocessor)
+        self.preprocessor = settle_preprocessor(self.model, preprocessor)
         self._source = self._open(train_dataset)
         self.plan = self._make_plan(self._source)
         self.optimizer = optimizer or self._build_optimizer()
@@ -256,7 +268,7 @@ class Trainer:
             print_facts(
                 facts_of(
                     self.config, self.plan, self.runtime, unwrap(self.model), self.schedule, self.state,
-                    optimizer=self.optimizer, eval_samples=_size(self.eval_dataset), best_key=self.best_key,
+                    optimizer=self.optimizer, eval_samples=size_of(self.eval_dataset), best_key=self.best_key,
                 )
             )  # fmt: skip
 
@@ -302,7 +314,7 @@ class Trainer:
 
     def verify_invariance(self, num_samples: int = 24, tolerance: float = 1e-5) -> InvarianceReport:
         """Check that cutting a batch of the training data in any way gives the same gradient and loss."""
-        count = min(num_samples, _size(self.train_dataset) or 0)
+        count = min(num_samples, size_of(self.train_dataset) or 0)
         if count < 2:
             raise DataError("verify_invariance() needs a training dataset with a length and at least two samples")
         source = self._open(self.train_dataset)
@@ -368,7 +380,7 @@ class Trainer:
         asked = copy.copy(self.config)
         asked.drop_last = asked.drop_last or source.drop_last
         if source.num_batches is not None:  # a batch sampler counts batches, not samples
-            asked.max_steps = _max_steps(asked, source.num_batches * asked.num_epochs)
+            asked.max_steps = max_steps_of(asked, source.num_batches * asked.num_epochs)
         return make_plan(asked, source.num_samples, self.runtime.num_processes, source.batch_size)
 
     def _build_optimizer(self) -> Optimizer:
@@ -381,7 +393,9 @@ class Trainer:
     def _build_schedule(self, given: LRScheduler | None) -> Schedule:
         name, plan = self.config.scheduler_name, self.plan
         if given is None and name is not None:
-            kwargs = self.config.lr_scheduler_kwargs
+            kwargs = dict(self.config.lr_scheduler_kwargs or {})
+            if name in PLATEAUS and self._objective() == "maximize":
+                kwargs.setdefault("mode", "max")
             given = build_scheduler(name, self.optimizer, total_ticks=plan.total_ticks, kwargs=kwargs)
         return Schedule(given, plan.schedule_updates, self.optimizer)
 
@@ -396,7 +410,7 @@ class Trainer:
         checkpoint = find_checkpoint(self.config, self.folder)
         if checkpoint is None:
             if self.config.init_weights_from is not None:
-                _tell(initial_weights(self.model, self.config.init_weights_from), self.config.init_weights_from)
+                tell_weights(initial_weights(self.model, self.config.init_weights_from), self.config.init_weights_from)
             return None
         refuse_changes(checkpoint, self.config, self.plan)
         self._snapshot.put_back(checkpoint)
@@ -457,12 +471,15 @@ class Trainer:
         run = Run(
             self.config, self.folder, self.state, self.storage, self.schedule, self.progress, records, self._snapshot,
             evaluate=self.evaluate if self.evaluates else None,
-            objective=self.metrics_handler.objective(self.best_key.partition(".")[2]),
+            objective=self._objective(),
             grad_norm=lambda: self.ctx.get("grad_norm"),
         )  # fmt: skip
         self._due.actions = run.actions
         self._run = run
         return run
+
+    def _objective(self) -> str:
+        return self.metrics_handler.objective(self.best_key.partition(".")[2])
 
     def _enter_next_epoch(self) -> bool:
         """Go to the next epoch if this one is finished; return False when there is none left."""
@@ -521,73 +538,3 @@ class Trainer:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         logger.info("already trained to the end (step %d, epoch %d): %s", state.global_step, state.epoch, shown)
         return RoutineResult(0, metrics)
-
-
-UNLIMITED = 1 << 62
-
-
-def _in_order(config: Any, model: Any) -> tuple[Any, Any]:
-    """Accept config and model in either order."""
-    return (model, config) if isinstance(config, nn.Module) else (config, model)
-
-
-def _refuse_missing(**needed: Any) -> None:
-    missing = [name for name, value in needed.items() if value is None]
-    if missing:
-        raise ConfigError(f"Trainer needs config, model and train_dataset; missing: {choices(missing)}")
-    if not isinstance(needed["config"], TrainerConfig):
-        raise ConfigError(f"config is a {type(needed['config']).__name__}; expected a TrainerConfig")
-    if not isinstance(needed["model"], nn.Module):
-        raise ConfigError(f"model is a {type(needed['model']).__name__}; expected a torch.nn.Module")
-
-
-def _decide_evaluation(config: TrainerConfig, eval_dataset: Any) -> bool:
-    if config.do_evaluate and eval_dataset is None:
-        raise ConfigError("do_evaluate=True, but no eval_dataset was given. Pass one, or leave do_evaluate out.")
-    return eval_dataset is not None and config.do_evaluate is not False
-
-
-def _best_key(config: TrainerConfig, handler: MetricsHandler, evaluates: bool) -> str:
-    """Return the full name of the metric that decides the best model, checked against what there will be."""
-    key = config.best_metric_key(evaluates)
-    known = ["train.loss"] + [f"evaluation.{name}" for name in ("loss", *handler.output_keys) if evaluates]
-    if key not in known:
-        given = config.metric_for_best_model
-        raise ConfigError(
-            f"metric_for_best_model={given!r} is not a result of this run (task {config.task}). There will be: "
-            f"{choices(known)}.{suggestion(key, known)}"
-        )
-    return key
-
-
-def _settle_preprocessor(model: nn.Module, given: Any) -> Any:
-    """Choose the preprocessor to keep with the model: the one given, else the model's own."""
-    bare = unwrap(model)
-    if given is None:
-        return getattr(bare, "preprocessor", None)
-    if getattr(bare, "preprocessor", given) is None:
-        bare.preprocessor = given
-    return given
-
-
-def _tell(report: WeightReport, source: str | os.PathLike[str]) -> None:
-    logger.info("%d tensors loaded from %s", len(report.loaded), source)
-    for words, names in (
-        ("not in it, so left as they are", report.missing),
-        ("in it, but not in the model", report.unexpected),
-        ("of another shape, so left as they are", report.mismatched),
-    ):
-        if names:
-            logger.warning("%s: %s", words, ", ".join(names))
-
-
-def _size(data: Any) -> int | None:
-    data = data.dataset if isinstance(data, DataLoader) else data
-    return len(data) if hasattr(data, "__len__") else None
-
-
-def _max_steps(config: TrainerConfig, whole: int) -> int:
-    asked = config.max_steps
-    if asked is None:
-        return whole
-    return min(whole, max(1, math.ceil(asked * whole)) if isinstance(asked, float) else asked)

@@ -1,0 +1,99 @@
+"""What a user hands to the Trainer, settled once at the border: order, evaluation, best metric, preprocessor."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hezar_train.checkpoint import WeightReport, unwrap
+from hezar_train.config import TrainerConfig
+from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.metrics import MetricsHandler
+from hezar_train.runtime import logger
+
+__all__ = [
+    "best_key_of",
+    "decide_evaluation",
+    "in_order",
+    "max_steps_of",
+    "refuse_missing",
+    "settle_preprocessor",
+    "size_of",
+    "tell_weights",
+]
+
+
+def in_order(config: Any, model: Any) -> tuple[Any, Any]:
+    """Accept config and model in either order."""
+    return (model, config) if isinstance(config, nn.Module) else (config, model)
+
+
+def refuse_missing(**needed: Any) -> None:
+    """Raise naming what was not given, or is of another kind."""
+    missing = [name for name, value in needed.items() if value is None]
+    if missing:
+        raise ConfigError(f"Trainer needs config, model and train_dataset; missing: {choices(missing)}")
+    if not isinstance(needed["config"], TrainerConfig):
+        raise ConfigError(f"config is a {type(needed['config']).__name__}; expected a TrainerConfig")
+    if not isinstance(needed["model"], nn.Module):
+        raise ConfigError(f"model is a {type(needed['model']).__name__}; expected a torch.nn.Module")
+
+
+def decide_evaluation(config: TrainerConfig, eval_dataset: Any) -> bool:
+    """Tell whether the run evaluates: if there is evaluation data and the config does not forbid it."""
+    if config.do_evaluate and eval_dataset is None:
+        raise ConfigError("do_evaluate=True, but no eval_dataset was given. Pass one, or leave do_evaluate out.")
+    return eval_dataset is not None and config.do_evaluate is not False
+
+
+def best_key_of(config: TrainerConfig, handler: MetricsHandler, evaluates: bool) -> str:
+    """Return the full name of the metric that decides the best model, checked against what there will be."""
+    key = config.best_metric_key(evaluates)
+    known = ["train.loss"] + [f"evaluation.{name}" for name in ("loss", *handler.output_keys) if evaluates]
+    if key not in known:
+        given = config.metric_for_best_model
+        raise ConfigError(
+            f"metric_for_best_model={given!r} is not a result of this run (task {config.task}). There will be: "
+            f"{choices(known)}.{suggestion(key, known)}"
+        )
+    return key
+
+
+def settle_preprocessor(model: nn.Module, given: Any) -> Any:
+    """Choose the preprocessor to keep with the model: the one given, else the model's own."""
+    bare = unwrap(model)
+    if given is None:
+        return getattr(bare, "preprocessor", None)
+    if getattr(bare, "preprocessor", given) is None:
+        bare.preprocessor = given
+    return given
+
+
+def tell_weights(report: WeightReport, source: str | os.PathLike[str]) -> None:
+    """Say what became of each name of the initial weights."""
+    logger.info("%d tensors loaded from %s", len(report.loaded), source)
+    for words, names in (
+        ("not in it, so left as they are", report.missing),
+        ("in it, but not in the model", report.unexpected),
+        ("of another shape, so left as they are", report.mismatched),
+    ):
+        if names:
+            logger.warning("%s: %s", words, ", ".join(names))
+
+
+def size_of(data: Any) -> int | None:
+    """Return the number of samples, None where there is no telling."""
+    data = data.dataset if isinstance(data, DataLoader) else data
+    return len(data) if hasattr(data, "__len__") else None
+
+
+def max_steps_of(config: TrainerConfig, whole: int) -> int:
+    """Return the steps of a run whose whole length is known, as `max_steps` limits it."""
+    asked = config.max_steps
+    if asked is None:
+        return whole
+    return min(whole, max(1, math.ceil(asked * whole)) if isinstance(asked, float) else asked)
