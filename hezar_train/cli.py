@@ -110,10 +110,10 @@ def _train(recipe: str, overrides: tuple[str, ...]) -> None:
         loaded = load_recipe(recipe, overrides)
     trainer = build_trainer(loaded)
     trainer.train()
-    best, folder = trainer.state.best_checkpoint, loaded.config.output_dir
-    click.echo(
-        f"Everything lies in {folder}" + ("" if best is None else f"; the best checkpoint is that of step {best}")
-    )
+    words = f"Everything lies in {loaded.config.output_dir}"
+    if trainer.folder.best.exists():
+        words += f"; the best checkpoint is that of step {trainer.state.best_checkpoint}"
+    click.echo(words)
 
 
 @_root.group("config", cls=click.Group)

@@ -158,8 +158,8 @@ def _find(given: str) -> Path:
 def _beside_a_recipe(config_file: Path) -> Path:
     if not (config_file.parent / RECIPE_NAME).is_file():
         raise ConfigError(
-            f"{config_file} has no {RECIPE_NAME} beside it, which would say what to train. Put the file into a recipe's "
-            "folder, or start the training from Python: Trainer(TrainerConfig.load(file), model, train_dataset)."
+            f"{config_file} has no {RECIPE_NAME} beside it, which would say what to train. Put the file into a "
+            "recipe's folder, or start from Python: Trainer(TrainerConfig.load(file), model, train_dataset).train()."
         )
     return config_file
 
@@ -184,9 +184,7 @@ def _override(text: str) -> tuple[str, Any]:
     """Split `key=value`; the value is read as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(
-            f"{text!r} is not an override: expected key=value, such as batch_size=16 or recipe.dropout=0.1"
-        )
+        raise ConfigError(f"{text!r} is not an override: expected key=value, such as batch_size=16")
     try:
         return key, _parse_yaml(value, Path(key))
     except ConfigError as error:

@@ -37,6 +37,7 @@ class Due:
     def __init__(self, plan: Plan, state: TrainerState, flag: StopFlag, *, evaluates: bool, saves: bool) -> None:
         self.plan, self._state, self._flag = plan, state, flag
         self._evaluates, self._saves = evaluates, saves
+        self._judged_step = -1
         self.save_requested = False
         self.stop_reason: str | None = None
 
@@ -53,12 +54,14 @@ class Due:
             self._act(at_epoch_end=False)
 
     def at_epoch_end(self, _: Context) -> None:
-        """Do what is due at the end of an epoch, or of the run."""
-        self._act(at_epoch_end=True)
+        """Do what is due at the end of an epoch, or of the run, unless this very update was judged already."""
+        if self._judged_step != self._state.global_step:
+            self._act(at_epoch_end=True)
 
     def after_save(self) -> None:
         """Do the part that follows a save: at a resume it is done again from the record."""
         self.actions.judge()
+        self._judged_step = self._state.global_step
         self._state.evaluation_pending = False
 
     def _act(self, *, at_epoch_end: bool) -> None:

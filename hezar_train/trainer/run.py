@@ -43,6 +43,7 @@ class Run:
     last_metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._is_abandoned = False
         store = CheckpointStore(self.folder.checkpoints)
         self._writer = CheckpointWriter(store, self.config.async_save, self.config.save_total_limit)
 
@@ -96,10 +97,15 @@ class Run:
         self.last_metrics = found
         self._draw_conclusions(found)
 
+    def abandon(self) -> None:
+        """Do not wait for the save under way."""
+        self._is_abandoned = True
+
     def finish(self) -> None:
         """Wait for the save under way and close the files."""
         try:
-            self._writer.close()
+            if not self._is_abandoned:
+                self._writer.close()
         finally:
             self.records.close()
             self.progress.close()

@@ -28,7 +28,7 @@ from hezar_train.data import (
     seed_device,
     step_seed,
 )
-from hezar_train.errors import DataError
+from hezar_train.errors import DataError, RunLockedError
 from hezar_train.events import CSV_FILE, EventStorage, load_csv
 from hezar_train.hooks import Due, Progress, StopFlag, print_facts
 from hezar_train.loop import Context, Hook, HookSet, Moment, Routine
@@ -124,6 +124,8 @@ class Trainer:
         config.validate()  # a field may have been assigned since it was built
         self.config = copy.deepcopy(config)
         self.folder = RunFolder(self.config)
+        self._store = CheckpointStore(self.folder.checkpoints)
+        self._known_steps = self._store.steps()
         self.runtime = build_runtime(self.config, accelerator)
         self.accelerator = self.runtime.accelerator
         seed_device(self.config.seed, self.runtime.device)
@@ -435,15 +437,24 @@ class Trainer:
             try:
                 run.reserve_buffers()
                 yield run, self._routine
+            except KeyboardInterrupt:  # the second Ctrl-C: leave at once, what is saved is saved
+                run.abandon()
+                raise
             finally:
                 self._routine = None
                 self._source.close()
                 run.finish()
+                self._known_steps = self._store.steps()
 
     def _enter_folder(self) -> None:
         """Make the folder this run's own; what an earlier run left there is moved, never deleted."""
-        store = CheckpointStore(self.folder.checkpoints)
+        store = self._store
+        if store.steps() != self._known_steps:
+            raise RunLockedError(
+                f"{store.root} has changed since this trainer was built: another one has trained there. Build it again."
+            )
         store.clean()
+        self.state.stop_reason = self._due.stop_reason = None
         if self._checkpoint is not None or self.state.global_step:
             for path in store.drop_after(self.state.global_step):
                 logger.info("a checkpoint past step %d was set aside: %s", self.state.global_step, path)
@@ -457,7 +468,7 @@ class Trainer:
             self._source = self._as_source(self.create_train_dataloader(self.train_dataset), training=True)
             self.plan = self._snapshot.plan = self._due.plan = self._make_plan(self._source)
             self._refuse_lost_place(self._source)
-        self._source.restore(self._snapshot.cursor)
+        self._source.restore(None if self.state.epoch_finished else self._snapshot.cursor)
 
     def _refuse_lost_place(self, source: Source) -> None:
         if source.resume_problem and self.state.position and not self.state.epoch_finished:
@@ -526,7 +537,8 @@ class Trainer:
     def _is_finished(self) -> bool:
         state, plan = self.state, self.plan
         ended = state.epoch_finished and state.epoch >= plan.num_epochs
-        if not (state.global_step >= plan.total_steps or ended or state.stop_reason):
+        stopped = state.stop_reason is not None and not self.config.accept_changes
+        if not (state.global_step >= plan.total_steps or ended or stopped):
             return False
         judged = self.folder.recorded_evaluation(state.global_step) if self.evaluates else {}
         return not state.evaluation_pending or judged is not None

@@ -1,4 +1,4 @@
-"""Handwritten digits: the 1,797 images of 8 x 8 pixels that come with scikit-learn, and a small convolutional network."""
+"""Handwritten digits: the 1,797 images of 8 x 8 pixels that come with scikit-learn, and a small network."""
 
 from __future__ import annotations
 

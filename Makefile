@@ -1,0 +1,59 @@
+# Two commands are enough: `make train` and `make test`. Everything is installed into $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+RECIPE ?= digits
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+SETTINGS := pyproject.toml constraints.txt setup.py
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test test-all lint docs pace kill clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+# One pip command with torch in it: pip then chooses one torch for all, and the constraints hold for every package.
+# A stamp is as old as the last installation, so that nothing is installed again until the settings change.
+$(VENV)/.installed-recipes: $(SETTINGS) | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e ".[recipes]" $(TORCH)
+	@touch $@
+
+$(VENV)/.installed-test: $(SETTINGS) | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e ".[recipes,test]" $(TORCH)
+	@touch $@ $(VENV)/.installed-recipes
+
+$(VENV)/.installed-lint: $(SETTINGS) | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e ".[lint]" $(TORCH)
+	@touch $@
+
+train: $(VENV)/.installed-recipes ## install, then train handwritten digits (RECIPE=name for another recipe); again: go on, or say that it is done
+	$(BIN)/hezar-train train $(RECIPE)
+
+test: $(VENV)/.installed-test ## install, then run the tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed-test ## run the tests, also the slow ones
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-lint ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.installed-recipes ## write the pages that are made from the source
+	$(BIN)/python docs/make_config.py
+
+pace: $(VENV)/.installed-recipes ## compare the pace with a loop written by hand
+	$(BIN)/python benchmarks/pace.py
+
+kill: $(VENV)/.installed-recipes ## kill runs at random moments, go on, and compare with an unbroken run
+	$(BIN)/python benchmarks/kill.py
+
+clean: ## remove the environment and all caches; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
