@@ -136,6 +136,8 @@ def _misfit(name: str, ours: Any, theirs: Any) -> str:
     # Extra state has no fixed form, and a lazy parameter takes the form of what is loaded.
     if name.rpartition(".")[2] == EXTRA_STATE or is_lazy(ours):
         return ""
+    if ours.is_meta:
+        return f"{name} (model on the meta device, where values cannot be loaded)"
     if not isinstance(theirs, Tensor):
         return f"{name} (model a tensor, checkpoint {type(theirs).__name__})"
     if ours.shape == theirs.shape and ours.dtype == theirs.dtype:

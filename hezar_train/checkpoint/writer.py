@@ -20,6 +20,7 @@ from hezar_train.checkpoint.store import CheckpointStore
 __all__ = ["CheckpointWriter"]
 
 HEADROOM_BYTES = 1 << 20  # headers, the manifest, a small preprocessor
+UNNOTICED_SECONDS = 0.1  # a wait that is not worth a line
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +73,9 @@ class CheckpointWriter:
             self._buffers = SnapshotBuffers()
 
     def _wait_and_say_so(self, step: int) -> None:
-        is_busy = self._thread is not None and self._thread.is_alive()
         start = time.monotonic()
         self.wait()
-        if is_busy:
+        if time.monotonic() - start > UNNOTICED_SECONDS:
             logger.warning(
                 "The save of step %d waited %.2f seconds for the save of step %d, which was still being written. "
                 "Save less often, or to a faster disk.",

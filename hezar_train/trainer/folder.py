@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hezar_train.checkpoint.disk import is_disk_full
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import write_atomically
+from hezar_train.runtime import logger
 from hezar_train.state import TrainerState
 
 __all__ = ["RunFolder"]
@@ -72,9 +74,7 @@ class RunFolder:
 
     def record_evaluation(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
         """Write an evaluation's result, once and whole."""
-        content = json.dumps({"step": step, "epoch": epoch, "metrics": metrics}, indent=1)
-        self.evaluations.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._record(step), content + "\n")
+        _write_if_there_is_room(self._record(step), {"step": step, "epoch": epoch, "metrics": metrics})
 
     def recorded_evaluation(self, step: int) -> dict[str, float] | None:
         """Read an evaluation's result; None where there is none, or none that can be read."""
@@ -94,12 +94,22 @@ class RunFolder:
         """Point to the best checkpoint so far."""
         if state.best_checkpoint is None:
             return
-        content = {
+        found = {
             "step": state.best_checkpoint,
             "metric": state.metric_for_best_checkpoint,
             "value": state.best_metric_value,
         }
-        write_atomically(self.best, json.dumps(content, indent=1) + "\n")
+        _write_if_there_is_room(self.best, found)
 
     def _record(self, step: int) -> Path:
         return self.evaluations / f"{step:08d}.json"
+
+
+def _write_if_there_is_room(path: Path, content: dict[str, Any]) -> None:
+    """Write a small file that a resume can do without; a full disk is no reason to stop training."""
+    try:
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        logger.warning("%s was not written: the disk is full. Training goes on.", path)

@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import logging
 import os
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,44 @@ def make_config(out: str | os.PathLike[str], **changes: Any) -> TrainerConfig:
     return TrainerConfig(out, **settings | changes)
 
 
+class Crash(RuntimeError):
+    """What a test's hook raises."""
+
+
+class CrashAt(Hook):
+    """Raise at a moment of the step that follows `step` finished ones, in training or in an evaluation."""
+
+    def __init__(self, step: int, moment: str, mode: Mode = Mode.TRAIN) -> None:
+        self.modes = frozenset({mode})
+        self._step = step
+        setattr(self, moment, self._raise)
+
+    def _raise(self, _: Any) -> None:
+        if self.trainer.state.global_step == self._step:
+            raise Crash(f"at step {self._step}")
+
+
+def make_trainer(out: str | os.PathLike[str], *, hooks: Iterable[Hook] = (), data: Any = None, **changes: Any) -> Trainer:
+    """Build a trainer of a shorter run: 2 epochs of 30 samples, 8 steps and 3 updates each."""
+    settings = {"num_epochs": 2, "log_steps": 2, "save_steps": 3, "eval_steps": None, "save_total_limit": None}
+    train = NoisyPoints(30) if data is None else data
+    return Trainer(make_config(out, **settings | changes), make_net(), train, NoisyPoints(10), hooks=hooks)
+
+
+def crash(trainer: Trainer) -> None:
+    """Train until the test's hook raises."""
+    try:
+        trainer.train()
+    except Crash:
+        return
+    raise AssertionError("the run ended without the crash")
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Return the steps that have a checkpoint."""
+    return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+
+
 def last_checkpoint(run: Path) -> Path:
     """Return the folder of the newest checkpoint."""
     return max((path for path in (run / "checkpoints").iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
@@ -144,6 +184,8 @@ def _state_of(run: Path) -> Any:
     sections = json.loads((last_checkpoint(run) / "trainer_state.json").read_text())
     for name in ("files", "logs_dir"):  # sizes and names of files with times in them
         sections["state"].pop(name)
+    hooks = sections["extra"]["hooks"]
+    sections["extra"]["hooks"] = {name: state for name, state in hooks.items() if state}  # not those that crashed it
     return sections
 
 
@@ -165,6 +207,7 @@ def _csv_of(run: Path) -> list[dict[str, Any]]:
 def _scalars_of(run: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of every purge
     events = EventAccumulator(str(_only_file(run, "metrics.json").parent), size_guidance={"scalars": 0}).Reload()
     tags = _equal_part(dict.fromkeys(events.Tags()["scalars"]))
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in sorted(tags)}

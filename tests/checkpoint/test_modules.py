@@ -156,6 +156,15 @@ def test_other_shapes_and_dtypes_are_refused_and_nothing_is_touched() -> None:
     assert torch.equal(target.bias, before)
 
 
+def test_a_model_without_memory_is_refused() -> None:
+    with torch.device("meta"):
+        target = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    source = module_state(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)))
+    with pytest.raises(CheckpointError, match=r"0\.weight \(model on the meta device") as caught:
+        load_module_state(target, *source)
+    assert "tied" not in str(caught.value)
+
+
 def test_versions_of_modules_are_kept() -> None:
     _, meta = module_state(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)))
     assert isinstance(meta, dict)

@@ -91,6 +91,27 @@ def test_all_parts_come_back(store: CheckpointStore, new_run: type, bits_of: Cal
         checkpoint.text("absent.txt")
 
 
+def test_an_optimizer_tree_may_have_its_own_extra_part(store: CheckpointStore) -> None:
+    texts = {"train_config.yaml": ""}
+    parts = Parts.gather(nn.Linear(1, 1), {"extra": {"x": torch.zeros(1)}}, {}, texts, extra={"x": torch.ones(1)})
+    checkpoint = store.open(store.publish(1, parts.write))
+    assert checkpoint.optimizer()["extra"]["x"].item() == 0
+    assert checkpoint.extra()["x"].item() == 1
+
+
+def test_parts_that_cannot_be_saved_are_refused_before_anything_is_written(store: CheckpointStore) -> None:
+    texts, model = {"train_config.yaml": ""}, nn.Linear(1, 1)
+    with pytest.raises(CheckpointError, match=r"needs the text 'train_config\.yaml'"):
+        Parts.gather(model, {}, {}, {})
+    with pytest.raises(CheckpointError, match="put them into `extra`"):
+        Parts.gather(model, {}, {"loss": torch.ones(1)}, texts)
+    with pytest.raises(CheckpointError, match=r"extra\.cursor is a builtins\.range"):
+        Parts.gather(model, {}, {}, texts, extra={"cursor": range(3)})
+    with pytest.raises(CheckpointError, match=r"second part called 'trainer_state\.json'"):
+        store.publish(1, Parts.gather(model, {}, {}, texts, folders={"trainer_state.json": Path.rmdir}).write)
+    assert list(store.root.iterdir()) == []
+
+
 def test_tied_weights_survive_the_disk(store: CheckpointStore) -> None:
     def tied() -> nn.Sequential:
         model = nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 4, bias=False))

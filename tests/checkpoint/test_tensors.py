@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -59,6 +60,15 @@ def test_the_library_reads_what_we_write_and_we_read_what_it_writes(tmp_path: Pa
     ours = read_tensors(tmp_path / "y.safetensors")
     assert {name: raw(tensor) for name, tensor in theirs.items()} == {name: raw(dense[name]) for name in dense}
     assert {name: raw(tensor) for name, tensor in ours.items()} == {name: raw(dense[name]) for name in dense}
+
+
+def test_every_tensor_is_aligned_in_the_file() -> None:
+    header = next(
+        iter(tensor_file({"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(1), "c": torch.ones(1).double()}))
+    )
+    entries = json.loads(header[8:])
+    assert len(header) % 8 == 0
+    assert {name: entries[name]["data_offsets"][0] for name in "abc"} == {"c": 0, "b": 8, "a": 12}
 
 
 def test_complex128_is_stored_although_the_format_lacks_it(tmp_path: Path) -> None:
