@@ -6,6 +6,9 @@ RECIPE ?= digits
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 SETTINGS := pyproject.toml constraints.txt setup.py
+# Small networks gain nothing from threads, lose much to them on a busy machine, and the number of threads is part of
+# what "bit by bit" depends on. For a large recipe: make train OMP_NUM_THREADS=8
+export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -87,7 +87,7 @@ def _root() -> None:
     """Train PyTorch models from one config; kill a run anywhere and get the same model."""
 
 
-@_root.command("train")
+@_root.command("train", short_help="Train a recipe, or go on with it.")
 @click.argument("recipe", metavar="RECIPE")
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @_debug_option
@@ -121,7 +121,7 @@ def _config() -> None:
     """Look at config files."""
 
 
-@_config.command("validate")
+@_config.command("validate", short_help="Tell all problems of a config file.")
 @click.argument("file", type=click.Path())
 @_debug_option
 def _validate(file: str) -> None:

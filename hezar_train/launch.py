@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hezar_train.config import TrainerConfig, read_mapping, write_mapping
-from hezar_train.config.files import _parse_yaml
+from hezar_train.config.files import parse_yaml
 from hezar_train.errors import ConfigError, choices, suggestion
 
 if TYPE_CHECKING:
@@ -112,13 +112,13 @@ def build_trainer(loaded: LoadedRecipe) -> Trainer:
     from hezar_train.data import seed_python_numpy_torch
     from hezar_train.trainer import Trainer
 
+    if loaded.config.resume_from_checkpoint:
+        _compare_with_record(loaded)
     seed_python_numpy_torch(loaded.config.seed)  # the model's first weights are then a function of the seed, too
     built = _import(loaded.source).build(**loaded.options)
     if not isinstance(built, Recipe):
         raise ConfigError(f"{loaded.source}: build() returned a {type(built).__name__}; expected a hezar_train.Recipe")
     trainer = Trainer(loaded.config, **vars(built))
-    if trainer.state.global_step:
-        _compare_with_record(loaded)
     trainer.register_hooks([_record_keeper(loaded)])
     return trainer
 
@@ -186,7 +186,7 @@ def _override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{text!r} is not an override: expected key=value, such as batch_size=16")
     try:
-        return key, _parse_yaml(value, Path(key))
+        return key, parse_yaml(value, Path(key))
     except ConfigError as error:
         raise ConfigError(f"the value of {text!r} cannot be read as YAML ({error}). Quote it: {key}='...'") from error
 
@@ -255,11 +255,12 @@ def _import(source: Path) -> ModuleType:
 
 def _compare_with_record(loaded: LoadedRecipe) -> None:
     """Refuse to go on with other options than the run was started with; tell of a changed recipe."""
+    from hezar_train.checkpoint import CheckpointStore
     from hezar_train.runtime import logger
 
     path = Path(loaded.config.output_dir) / RECORD_FILE
-    if not path.exists():
-        return
+    if not path.exists() or not CheckpointStore(path.parent / loaded.config.checkpoints_dir).steps():
+        return  # killed before it had saved anything: the run starts from the beginning
     before, now = read_mapping(path), json.loads(json.dumps(loaded.record()))
     if before.get("sha256") != now["sha256"]:
         logger.warning("%s has changed since this run began: the run may not go on exactly", loaded.source)

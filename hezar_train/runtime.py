@@ -8,10 +8,11 @@ order, windows, schedules and checkpoints are not Accelerate's business here: se
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from torch.nn.utils.rnn import PackedSequence
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError
@@ -27,7 +29,9 @@ __all__ = ["Runtime", "build_runtime", "logger", "to_device"]
 
 logger = logging.getLogger("hezar_train")
 
+DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 OWN_TRACKERS = frozenset({"tensorboard"})  # written by our own event writers
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,15 @@ class Runtime:
         return self.accelerator.scaler  # type: ignore[no-any-return]
 
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return what to enter around each forward: Accelerate's autocast, or nothing in full precision."""
+        """Return what to enter around each forward: autocast to the run's precision, or nothing in full precision."""
         if self.precision == "no":
             return contextlib.nullcontext
-        return self.accelerator.autocast  # type: ignore[no-any-return]
+        if self.precision not in AUTOCAST_TYPES:
+            return self.accelerator.autocast  # type: ignore[no-any-return]
+        # not Accelerate's: it looks the precision up in a global, which a second trainer may have changed
+        handler = self.accelerator.autocast_handler
+        options = {} if handler is None else handler.to_kwargs()
+        return functools.partial(torch.autocast, self.device.type, dtype=AUTOCAST_TYPES[self.precision], **options)
 
 
 def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None) -> Runtime:
@@ -97,6 +106,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Move every tensor of a batch (nested in mappings, lists, tuples) to `device`."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
+    if isinstance(batch, PackedSequence):  # a named tuple with a part that must stay on the CPU
+        return batch.to(device, non_blocking=True)  # type: ignore[arg-type]
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -128,30 +139,48 @@ def _has(device: torch.device) -> bool:
 
 def _new_accelerator(config: TrainerConfig, asked: torch.device | None) -> Accelerator:
     cpu = config.use_cpu or (asked is not None and asked.type == "cpu") or not torch.accelerator.is_available()
-    _forget_other_settings(config, cpu)
-    if asked is not None and asked.index is not None:
-        os.environ["ACCELERATE_TORCH_DEVICE"] = str(asked)
+    _forget_other_settings(config, cpu, asked)
     others = [name for name in config.trackers or [] if name not in OWN_TRACKERS]
     try:
         # accumulation stays 1: the window is ours; split_batches and friends concern loaders we do not prepare
-        return Accelerator(
-            cpu=cpu,
-            mixed_precision=config.precision,
-            log_with=others or None,
-            project_dir=config.output_dir if others else None,
-            step_scheduler_with_optimizer=False,
-        )
+        with _device_wish(asked):
+            return Accelerator(
+                cpu=cpu,
+                mixed_precision=config.precision,
+                log_with=others or None,
+                project_dir=config.output_dir if others else None,
+                step_scheduler_with_optimizer=False,
+            )
     except (ImportError, ValueError) as error:
-        message = f"Accelerate refused mixed_precision={config.precision!r}, trackers={others!r}: {error}"
-        raise ConfigError(message) from error
+        AcceleratorState._reset_state(reset_partial_state=True)  # half made: the next Accelerator would stumble over it
+        world = os.environ.get("WORLD_SIZE", "1")
+        message = f"Accelerate refused mixed_precision={config.precision!r}, trackers={others!r}, WORLD_SIZE={world!r}"
+        raise ConfigError(f"{message}: {error}") from error
 
 
-def _forget_other_settings(config: TrainerConfig, cpu: bool) -> None:
+@contextlib.contextmanager
+def _device_wish(asked: torch.device | None) -> Iterator[None]:
+    """Tell Accelerate which of several devices to take: it reads that from the environment only."""
+    if asked is None or asked.index is None:
+        yield
+        return
+    before = os.environ.get(DEVICE_VARIABLE)
+    os.environ[DEVICE_VARIABLE] = str(asked)
+    try:
+        yield
+    finally:  # neither the next trainer nor a child process has this wish
+        del os.environ[DEVICE_VARIABLE]
+        if before is not None:
+            os.environ[DEVICE_VARIABLE] = before
+
+
+def _forget_other_settings(config: TrainerConfig, cpu: bool, asked: torch.device | None) -> None:
     """Let one process train twice with other settings: Accelerate keeps the first ones in a global."""
     if not AcceleratorState._shared_state or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return
     state = AcceleratorState()
-    if state.mixed_precision != config.precision or (state.device.type == "cpu") != cpu:
+    is_elsewhere = (state.device.type == "cpu") != cpu or (asked is not None and not _same_device(asked, state.device))
+    if is_elsewhere or state.mixed_precision != config.precision:
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -174,6 +203,12 @@ def _broken_promises(config: TrainerConfig, asked: torch.device | None, runtime:
         problems.append(
             f"mixed_precision={config.precision!r} in the config, but the accelerator runs {runtime.precision!r}. "
             "Give both the same value."
+        )
+    accumulation = runtime.accelerator.gradient_accumulation_steps
+    if accumulation not in {1, config.gradient_accumulation_steps}:
+        problems.append(
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps} in the config, but the accelerator has "
+            f"{accumulation}. The window is the trainer's: leave it out of the accelerator."
         )
     if asked is not None and not _same_device(asked, runtime.device):
         problems.append(f"device={str(asked)!r} was asked for, but the accelerator uses {str(runtime.device)!r}.")

@@ -21,7 +21,7 @@ import yaml
 from hezar_train.config.names import is_importable
 from hezar_train.errors import ConfigError
 
-__all__ = ["read_mapping", "to_json", "to_plain", "to_yaml", "write_atomically", "write_mapping"]
+__all__ = ["parse_yaml", "read_mapping", "to_json", "to_plain", "to_yaml", "write_atomically", "write_mapping"]
 
 YAML_SUFFIXES = (".yaml", ".yml")
 JSON_SUFFIXES = (".json",)
@@ -91,7 +91,7 @@ def write_mapping(path: str | os.PathLike[str], mapping: Mapping[str, Any]) -> P
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a mapping from a YAML or JSON file; what is wrong with the file is told with its line."""
     source = Path(path)
-    parse = _parse_json if _suffix(source) in JSON_SUFFIXES else _parse_yaml
+    parse = _parse_json if _suffix(source) in JSON_SUFFIXES else parse_yaml
     try:
         content = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -123,7 +123,8 @@ def _parse_json(content: str, source: Path) -> Any:
         raise ConfigError(f"{source}, line {error.lineno}: {error.msg}") from error
 
 
-def _parse_yaml(content: str, source: Path) -> Any:
+def parse_yaml(content: str, source: Path) -> Any:
+    """Read YAML text; `source` is named in errors."""
     try:
         return yaml.load(content, Loader=_Loader)
     except yaml.MarkedYAMLError as error:

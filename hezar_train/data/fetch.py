@@ -9,8 +9,10 @@ dataset offers it.
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +22,17 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from hezar_train.data.collators import default_collator
 from hezar_train.data.seeds import sample_seed, seed_python_numpy_torch
 
-__all__ = ["Collator", "Fetch", "Indices", "MapDataset", "WorkerPool", "batch_fetcher", "fetched", "is_pure"]
+__all__ = [
+    "Collator",
+    "Fetch",
+    "Indices",
+    "MapDataset",
+    "WorkerPool",
+    "as_it_is",
+    "batch_fetcher",
+    "fetched",
+    "is_pure",
+]
 
 Indices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
 Collator = Callable[[list[Any]], Any]
@@ -39,17 +51,14 @@ def batch_fetcher(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
     """Choose, once, the cheapest way to fetch a batch that keeps the promise about randomness."""
     if not is_pure(dataset):
         return _seeded(dataset, collate, seed)
-    if type(dataset) is TensorDataset and collate is default_collator:
+    if type(dataset) is TensorDataset and collate is default_collator and _is_on_cpu(dataset.tensors):
         return _rows_of(dataset.tensors)
-    many = getattr(dataset, "__getitems__", None)
-    if many is not None:
-        return lambda _, indices: collate(many([int(index) for index in indices]))
-    return lambda _, indices: collate([dataset[int(index)] for index in indices])
+    return _unseeded(dataset, collate, seed)
 
 
 def is_pure(dataset: Any) -> bool:
     """Tell whether reading an item is known to draw no random numbers."""
-    if isinstance(dataset, list | tuple) or type(dataset) is TensorDataset:
+    if type(dataset) in {list, tuple, TensorDataset}:  # a subclass may do anything
         return True
     if type(dataset) is Subset:
         return is_pure(dataset.dataset)
@@ -88,6 +97,23 @@ def _seeded(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
     return fetch
 
 
+def _unseeded(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    """Fetch samples that draw nothing; the collator may draw (masks), so it is seeded, once a batch."""
+    many = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
+
+    def fetch(epoch: int, indices: Indices) -> Any:
+        whole = [int(index) for index in indices]
+        samples = many(whole)
+        seed_python_numpy_torch(sample_seed(seed, epoch, whole[0] if whole else 0))
+        return collate(samples)
+
+    return fetch
+
+
+def _is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
 def _rows_of(tensors: Sequence[torch.Tensor]) -> Fetch:
     def fetch(_: int, indices: Indices) -> list[torch.Tensor]:
         rows = torch.from_numpy(np.asarray(indices))
@@ -106,10 +132,11 @@ class WorkerPool:
         self._loader: DataLoader[Any] | None = DataLoader(
             _Answers(fetch),  # type: ignore[arg-type]
             batch_sampler=self._requests,  # type: ignore[arg-type]
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             num_workers=num_workers,
             pin_memory=pin_memory,
             persistent_workers=True,
+            worker_init_fn=_outlive_a_signal,
             generator=torch.Generator(),  # an iterator draws a base seed: never from the global generator
         )
 
@@ -121,7 +148,9 @@ class WorkerPool:
         return iter(self._loader)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, also where an abandoned pass still holds the loader's iterator."""
+        if self._loader is not None and self._loader._iterator is not None:
+            self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
         self._loader = None
 
 
@@ -145,5 +174,16 @@ class _Answers:
         return self._fetch(epoch, indices)
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """Return the batch: the collator of what is collated already."""
     return batch
+
+
+def _outlive_a_signal(_: int) -> None:
+    """Let a worker serve the update in hand when a signal goes to every process of the run; a second one ends it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ignore_once)
+
+
+def _ignore_once(number: int, _: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)

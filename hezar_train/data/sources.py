@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from hezar_train.data.collators import default_collator
-from hezar_train.data.fetch import Collator
+from hezar_train.data.fetch import Collator, as_it_is
 from hezar_train.data.windows import MapSource, Order, SamplerSource, Source, StreamSource
 from hezar_train.errors import DataError
 
@@ -17,13 +18,17 @@ __all__ = ["collator_for", "is_stream", "open_source"]
 
 def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
     """Return the source of windows for any supported form of data."""
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    if hasattr(dataset, "set_seed"):  # a dataset with a generator of its own
+        dataset.set_seed(order.seed)
     if isinstance(data, DataLoader):
         return _from_loader(data, collate, order)
-    if hasattr(data, "set_seed"):  # a dataset with a generator of its own
-        data.set_seed(order.seed)
     if is_stream(data):
         return _from_stream(data, collate, order)
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+    if isinstance(data, Mapping) and 0 not in data:
+        names = ", ".join(repr(key) for key in list(data)[:5])
+        raise DataError(f"a {type(data).__name__} with the keys {names} was given; expected one of them")
+    if isinstance(data, str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise DataError(
             f"a dataset of type {type(data).__name__} was given; expected something with __len__ and __getitem__, an "
             "iterable dataset, or a DataLoader"
@@ -58,11 +63,13 @@ def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order
     own = replace(
         order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
     )
-    if hasattr(loader, "state_dict"):
-        return StreamSource(loader, own, None)
+    if hasattr(loader, "state_dict") or (is_stream(loader.dataset) and loader.num_workers):
+        return StreamSource(loader, own, as_it_is, is_batched=True)
+    if loader.batch_sampler is None and loader.batch_size is None:
+        return _from_ready_batches(loader, own)
     collate = collate or _own_collate(loader)
     if is_stream(loader.dataset):
-        return StreamSource(loader, own, None) if loader.num_workers else StreamSource(loader.dataset, own, collate)
+        return StreamSource(loader.dataset, own, collate, drop_last=loader.drop_last)
     if loader.batch_size is None or type(loader.sampler) not in {SequentialSampler, RandomSampler}:
         return SamplerSource(loader, collate, own)
     if isinstance(loader.sampler, RandomSampler):
@@ -72,6 +79,15 @@ def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order
     else:
         own = replace(own, shuffle=False)
     return MapSource(loader.dataset, collate, own, drop_last=loader.drop_last)  # type: ignore[arg-type]
+
+
+def _from_ready_batches(loader: DataLoader[Any], order: Order) -> Source:
+    if not is_stream(loader.dataset):
+        raise DataError(
+            "a DataLoader with batch_size=None over a dataset with a length was given; expected one that makes "
+            "batches. Give it a batch_size or a batch_sampler, or pass the dataset."
+        )
+    return StreamSource(loader.dataset, order, loader.collate_fn, is_batched=True)
 
 
 def _own_collate(loader: DataLoader[Any]) -> Collator:

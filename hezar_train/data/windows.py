@@ -10,8 +10,9 @@ cannot be exact, and says why in `resume_problem`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 from hezar_train.data.cuts import rank_ranges
 from hezar_train.data.fetch import Collator, Indices, MapDataset, WorkerPool, batch_fetcher, fetched
 from hezar_train.data.sampler import RangedSampler
-from hezar_train.data.seeds import sample_seed, seed_python_numpy_torch
+from hezar_train.data.seeds import SeedStream, sample_seed, seed_python_numpy_torch
 from hezar_train.errors import DataError
 from hezar_train.plan import Plan, WindowSpan
 
@@ -158,38 +159,36 @@ class SamplerSource:
     drop_last = False  # a loader's own dropping is counted in num_samples
 
     def __init__(self, loader: DataLoader[Any], collate: Collator, order: Order) -> None:
-        self._sampler: Any = loader.sampler
         self._batches: Any = loader.batch_sampler
+        self._owners: list[Any] = [loader.sampler, self._batches, getattr(self._batches, "sampler", None)]
+        self._has_batch_size = loader.batch_size is not None
         self.batch_size = loader.batch_size or 1
         self.num_samples: int | None = None
         self.num_batches: int | None = None
-        if loader.batch_size is not None and isinstance(loader.sampler, Sized):
+        if self._has_batch_size and isinstance(loader.sampler, Sized):
             size = len(loader.sampler)
             self.num_samples = size - size % self.batch_size if loader.drop_last else size
-        elif isinstance(loader.batch_sampler, Sized):
+        elif not self._has_batch_size and isinstance(loader.batch_sampler, Sized):
             self.num_batches = len(loader.batch_sampler)
         self.fetch = batch_fetcher(loader.dataset, collate, order.seed)  # type: ignore[arg-type]
         self._order = order
         self._pool: WorkerPool | None = None
-        self._keeper: Any = next((k for k in (self._sampler, self._batches) if hasattr(k, "state_dict")), None)
+        self._keeper: Any = next(filter(_keeps_its_place, self._owners), None)
         self._cursor: Any = None
 
     @property
     def resume_problem(self) -> str | None:
         if self._keeper is not None:
             return None
+        sampler = self._owners[0] if self._has_batch_size else self._batches
         return (
-            f"the DataLoader's sampler {type(self._sampler).__name__} has no state_dict(), so its place in the "
-            "epoch is not in the checkpoint. Give it state_dict() and load_state_dict(), or pass the dataset "
-            "instead of the loader."
+            f"the DataLoader's sampler {type(sampler).__name__} has no state_dict() and load_state_dict(), so its "
+            "place in the epoch is not in the checkpoint. Add both methods, or pass the dataset instead of the loader."
         )
 
     def windows(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
         if self._pool is None and self._order.num_workers:
             self._pool = WorkerPool(self.fetch, self._order.num_workers, self._order.pin_memory)
-        _enter_epoch(self._sampler, epoch)
-        _back_to(self._keeper, self._cursor)
-        self._cursor = None
         grouped = self._grouped(plan, epoch, position, steps_left)
         for batch, (window, size) in fetched(grouped, self.fetch, self._pool):
             window.batches.append(batch)
@@ -202,17 +201,24 @@ class SamplerSource:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
+            self._pool = None
 
     def _grouped(
         self, plan: Plan, epoch: int, position: int, steps_left: int
     ) -> Iterator[tuple[int, Indices, tuple[Window, int]]]:
-        batches = _limited(iter(self._batches), steps_left)
-        for parts, cursor, is_last in _in_groups(batches, plan.accumulation, self._state):
-            count = sum(map(len, parts))
-            window = Window(position, count, is_last and not batches.stopped, [], list(parts), cursor)
+        cursor, self._cursor = self._cursor, None
+        batches = _rest_of_epoch(self._owners, self._keeper, cursor, epoch, position, self._drawn)
+        size = self.batch_size if self._has_batch_size else 0
+        for parts, count, after, ends in _in_groups(batches, plan, steps_left, self._state, size):
+            window = Window(position, count, ends, [], parts, after)
             position += count
             for part in parts:
                 yield epoch, part, (window, len(parts))
+
+    def _drawn(self, epoch: int, position: int) -> Iterator[tuple[Indices, int]]:
+        """Yield the sampler's batches; one that draws from the global generators draws by (seed, epoch, place)."""
+        seeds = SeedStream(self._order.seed, "sampler", epoch)
+        return _seeded_each(self._batches, seeds.at, position, len)
 
     def _state(self) -> Any:
         return None if self._keeper is None else copy.deepcopy(self._keeper.state_dict())
@@ -223,16 +229,25 @@ class StreamSource:
 
     num_samples: int | None = None
     num_batches: int | None = None
-    drop_last = False
 
-    def __init__(self, stream: Any, order: Order, collate: Collator | None) -> None:
+    def __init__(
+        self, stream: Any, order: Order, collate: Collator, *, is_batched: bool = False, drop_last: bool = False
+    ) -> None:
+        """Collate samples into batches; with `is_batched`, `collate` is given each ready batch instead."""
         self._stream, self._collate, self._seed = stream, collate, order.seed
+        self._is_batched, self.drop_last = is_batched, drop_last
         self.batch_size = order.batch_size
         self._cursor: Any = None
 
     @property
     def resume_problem(self) -> str | None:
-        if hasattr(self._stream, "state_dict") and hasattr(self._stream, "load_state_dict"):
+        if _has_shuffle_buffer(getattr(self._stream, "_ex_iterable", None)):
+            return (
+                "the iterable dataset has a shuffle buffer, and its state_dict() does not hold what is in it: a resume "
+                "would lose samples and repeat others. Leave shuffle() out (shuffle the files beforehand), or use a "
+                "dataset with a length."
+            )
+        if _keeps_its_place(self._stream):
             return None
         return (
             f"{type(self._stream).__name__} has no state_dict() and load_state_dict(), so its place in the epoch "
@@ -241,14 +256,13 @@ class StreamSource:
         )
 
     def windows(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
-        _enter_epoch(self._stream, epoch)
-        _back_to(self._stream, self._cursor)
-        self._cursor = None
-        batches = _limited(self._batches(epoch, position), steps_left)
-        for group, cursor, is_last in _in_groups(batches, plan.accumulation, self._state):
-            count = sum(size for _, size in group)
-            found = [batch for batch, _ in group]
-            yield Window(position, count, is_last and not batches.stopped, found, [], cursor)
+        cursor, self._cursor = self._cursor, None
+        parts = ("sampler", "batch_sampler", "dataset")  # of a loader
+        owners = [self._stream, *(getattr(self._stream, part, None) for part in parts)]
+        batches = _rest_of_epoch(owners, self._stream, cursor, epoch, position, self._batches)
+        size = 0 if self._is_batched else self.batch_size
+        for found, count, after, ends in _in_groups(batches, plan, steps_left, self._state, size):
+            yield Window(position, count, ends, found, [], after)
             position += count
 
     def restore(self, cursor: Any) -> None:
@@ -258,12 +272,12 @@ class StreamSource:
         """Nothing is held."""
 
     def _batches(self, epoch: int, position: int) -> Iterator[tuple[Any, int]]:
-        if self._collate is None:
-            for batch in self._stream:
-                yield batch, batch_length(batch)
+        seeds = partial(sample_seed, self._seed, epoch)
+        if self._is_batched:
+            yield from _seeded_each(self._ready_batches(), seeds, position, batch_length)
             return
         samples: list[Any] = []
-        for sample in _seeded_each(iter(self._stream), self._seed, epoch, position):
+        for sample, _ in _seeded_each(self._stream, seeds, position, lambda _: 1):
             samples.append(sample)
             if len(samples) == self.batch_size:
                 yield self._collate(samples), len(samples)
@@ -271,21 +285,27 @@ class StreamSource:
         if samples:
             yield self._collate(samples), len(samples)
 
+    def _ready_batches(self) -> Iterator[Any]:
+        for item in self._stream:
+            yield self._collate(item)
+
     def _state(self) -> Any:
         return None if self.resume_problem else copy.deepcopy(self._stream.state_dict())
 
 
 def batch_length(batch: Any) -> int:
-    """Count the samples of a collated batch by its first tensor or list."""
-    if isinstance(batch, torch.Tensor):
+    """Count the samples of a collated batch by its first tensor, array or list; what has no length tells nothing."""
+    is_array = isinstance(batch, torch.Tensor | np.ndarray)
+    if is_array and batch.ndim:
         return len(batch)
-    values = batch.values() if hasattr(batch, "values") else batch
-    if isinstance(values, str) or not hasattr(values, "__iter__"):
+    values = batch.values() if hasattr(batch, "values") and not is_array else batch
+    if is_array or isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise DataError(f"cannot tell how many samples a batch of type {type(batch).__name__} holds")
     for value in values:
-        if isinstance(value, torch.Tensor) and value.ndim == 0:
-            continue
-        return len(value)
+        if isinstance(value, Mapping):
+            return batch_length(value)
+        if hasattr(value, "__len__") and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0:
+            return len(value)
     raise DataError("the batch is empty: no tensor or list in it tells how many samples it holds")
 
 
@@ -307,54 +327,81 @@ class _Reader:
         return taken
 
 
-class _limited:  # noqa: N801 - reads like a function: an iterator that remembers why it ended
-    """Iterate at most `limit` items; `stopped` tells that the limit, not the data, ended it."""
+def _in_groups(
+    batches: Iterator[tuple[Any, int]], plan: Plan, steps_left: int, state: Callable[[], Any], batch_size: int
+) -> Iterator[tuple[list[Any], int, Any, bool]]:
+    """Group (batch, size) into windows: the batches, their samples, the state after them, whether the epoch ends.
 
-    def __init__(self, items: Iterator[Any], limit: int) -> None:
-        self._items, self._left, self.stopped = items, limit, False
+    One window is read ahead, because only that tells. `batch_size` 0: no batch is too small for `drop_last`.
+    """
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
+    def take(length: int) -> list[tuple[Any, int]]:
+        group = [pair for _, pair in zip(range(length), batches, strict=False)]
+        is_short = len(group) < length or sum(size for _, size in group) < length * batch_size
+        return [] if plan.drop_last and is_short else group
 
-    def __next__(self) -> Any:
-        if self._left <= 0:
-            self.stopped = True
-            raise StopIteration
-        self._left -= 1
-        return next(self._items)
-
-
-def _in_groups(items: Iterator[Any], size: int, state: Any) -> Iterator[tuple[list[Any], Any, bool]]:
-    """Group items, with the state after each group and whether it is the last: one group is read ahead."""
-    held: tuple[list[Any], Any] | None = None
-    while True:
-        group = [item for _, item in zip(range(size), items, strict=False)]
-        if not group:
-            break
+    held: tuple[list[Any], int, Any] | None = None
+    while group := take(min(plan.accumulation, steps_left)):
         if held is not None:
             yield *held, False
-        held = group, state()
+        held = [batch for batch, _ in group], sum(size for _, size in group), state()
+        steps_left -= len(group)
     if held is not None:
-        yield *held, True
+        yield *held, steps_left > 0 or not take(plan.accumulation if plan.drop_last else 1)
 
 
-def _seeded_each(samples: Iterator[Any], seed: int, epoch: int, position: int) -> Iterator[Any]:
+def _rest_of_epoch(
+    owners: list[Any],
+    keeper: Any,
+    cursor: Any,
+    epoch: int,
+    position: int,
+    read: Callable[[int, int], Iterator[tuple[Any, int]]],
+) -> Iterator[tuple[Any, int]]:
+    """Yield what `read` gives from `position` on, once those who keep a place of their own are where `cursor` says."""
+    if cursor is not None and position == 0:  # it is where the epoch before ended: enter this one from there
+        keeper.load_state_dict(cursor)
+        _enter_epoch(owners, epoch)
+        if (first := next(batches := read(epoch, 0), None)) is not None:
+            yield first
+            yield from batches
+            return
+    _enter_epoch(owners, epoch)
+    if cursor is not None and position > 0:
+        keeper.load_state_dict(cursor)  # after set_epoch, which may reset the place
+    yield from read(epoch, position)
+
+
+def _seeded_each(
+    items: Iterable[Any], seed_at: Callable[[int], int], position: int, length: Callable[[Any], int]
+) -> Iterator[tuple[Any, int]]:
+    """Yield items with their lengths; what reading one draws from the global generators follows from its place."""
+    reader: Iterator[Any] | None = None
     while True:
-        seed_python_numpy_torch(sample_seed(seed, epoch, position))
+        seed_python_numpy_torch(seed_at(position))
+        reader = iter(items) if reader is None else reader  # some draw the whole order here
         try:
-            sample = next(samples)
+            item = next(reader)
         except StopIteration:
             return
-        yield sample
-        position += 1
+        size = length(item)
+        yield item, size
+        position += size
 
 
-def _enter_epoch(owner: Any, epoch: int) -> None:
-    if hasattr(owner, "set_epoch"):
-        owner.set_epoch(epoch)
+def _enter_epoch(owners: list[Any], epoch: int) -> None:
+    for owner in {id(owner): owner for owner in owners}.values():
+        if hasattr(owner, "set_epoch"):
+            owner.set_epoch(epoch)
 
 
-def _back_to(keeper: Any, cursor: Any) -> None:
-    """Restore a keeper of state; after `set_epoch`, which may reset its place."""
-    if cursor is not None:
-        keeper.load_state_dict(cursor)
+def _keeps_its_place(owner: Any) -> bool:
+    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
+
+
+def _has_shuffle_buffer(examples: Any) -> bool:
+    """Look through the layers of a `datasets.IterableDataset` for one that holds samples back."""
+    if examples is None:
+        return False
+    inner = [getattr(examples, "ex_iterable", None), *(getattr(examples, "ex_iterables", None) or [])]
+    return type(examples).__name__.startswith("BufferShuffled") or any(map(_has_shuffle_buffer, inner))

@@ -39,12 +39,12 @@ class Due:
         self._evaluates, self._saves = evaluates, saves
         self._judged_step = -1
         self.save_requested = False
-        self.stop_reason: str | None = None
+        self.last_step = plan.total_steps
 
     @property
     def run_ends(self) -> bool:
         """Tell whether this update is the last one."""
-        return self.stop_reason is not None or self._state.global_step >= self.plan.total_steps
+        return self._state.stop_reason is not None or self._state.global_step >= self.last_step
 
     def at_batch_end(self, ctx: Context) -> None:
         """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
@@ -71,11 +71,13 @@ class Due:
             self.actions.log()
         due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
         judged = evaluates or at_epoch_end
-        if self._saves and (due or self.save_requested or self._flag.signal is not None):
+        saves = self._saves and (due or self.save_requested or self._flag.signal is not None)
+        if saves:
             state.evaluation_pending = judged
             self.actions.save()
             self.save_requested = False
-        self._leave_if_asked()
+        if saves or not self._saves:  # a signal that came too late for this save leaves with the next
+            self._leave_if_asked()
         if judged:
             self.after_save()
             self._leave_if_asked()

@@ -22,6 +22,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
+        self._pid = os.getpid()
         self.signal: signal.Signals | None = None
 
     @property
@@ -30,6 +31,7 @@ class StopFlag:
         return 128 + int(self.signal or 0)
 
     def __enter__(self) -> StopFlag:
+        self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in WATCHED}
         return self
@@ -37,11 +39,20 @@ class StopFlag:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._put_back()
+        self.signal = None  # the next run starts unasked
+
+    def _put_back(self) -> None:
         for number, handler in self._before.items():
             # None stands for a handler that was not set from Python and cannot be put back
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a forked child inherited the handler; it has no update to finish
+            self._put_back()
+            signal.raise_signal(number)
+            return
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)

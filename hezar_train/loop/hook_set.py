@@ -106,13 +106,16 @@ class HookSet:
         """Add a hook at a moment: before or after a named one, else last (but before the one that does what is due)."""
         entries = self._entries[moment_named(moment)]
         entry = _Entry(name or str(getattr(call, "__name__", type(call).__name__)), call, is_last)
+        if before is not None and after is not None:
+            raise HookError(f"hook {entry.name!r}: before={before!r} and after={after!r} were given; give one of them")
+        index = len(entries) if is_last else sum(not other.is_last for other in entries)
         if before is not None:
-            entries.insert(self._index(moment, before), entry)
+            index = self._index(moment, before)
         elif after is not None:
-            entries.insert(self._index(moment, after) + 1, entry)
-        else:
-            trailing = 0 if is_last else sum(other.is_last for other in entries)
-            entries.insert(len(entries) - trailing, entry)
+            index = self._index(moment, after) + 1
+            if entries[index - 1].is_last:  # a checkpoint taken there would miss what the hook does next
+                raise HookError(f"nothing runs after {after!r}, which does what is due: use before={after!r}")
+        entries.insert(index, entry)
 
     def replace(self, call: HookCall, moment: str | Moment, name: str) -> None:
         """Put another hook in the place and under the name of an existing one."""

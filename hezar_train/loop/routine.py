@@ -45,15 +45,18 @@ class Routine:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Open the routine's frame, with FIT_START before and FIT_END after the body, also when it fails."""
+        failure: BaseException | None = None
         with self._ctx.frame(self.mode, self.split):
             try:
                 self.fire(Moment.FIT_START)
                 yield
-            except BaseException as error:
-                self._ctx.failed = error
-                raise
-            finally:
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                self._ctx.failed = failure = error
+            try:
                 self.fire(Moment.FIT_END)
+            finally:
+                if failure is not None:  # what went wrong first is what the caller must see
+                    raise failure
 
     @contextmanager
     def epoch(self) -> Iterator[None]:

@@ -7,11 +7,12 @@ import os
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hezar_train.checkpoint import WeightReport, unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.metrics import MetricsHandler
 from hezar_train.runtime import logger
 
@@ -21,6 +22,7 @@ __all__ = [
     "in_order",
     "max_steps_of",
     "refuse_missing",
+    "refuse_stranger",
     "settle_preprocessor",
     "size_of",
     "tell_weights",
@@ -43,10 +45,22 @@ def refuse_missing(**needed: Any) -> None:
         raise ConfigError(f"model is a {type(needed['model']).__name__}; expected a torch.nn.Module")
 
 
+def refuse_stranger(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise if an optimizer that was passed in would leave the model as it is."""
+    ours = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigError(
+            "the optimizer passed in holds none of the model's parameters, so the model would stay as it is. Build it "
+            "over model.parameters()."
+        )
+
+
 def decide_evaluation(config: TrainerConfig, eval_dataset: Any) -> bool:
     """Tell whether the run evaluates: if there is evaluation data and the config does not forbid it."""
     if config.do_evaluate and eval_dataset is None:
         raise ConfigError("do_evaluate=True, but no eval_dataset was given. Pass one, or leave do_evaluate out.")
+    if config.do_evaluate is not False and size_of(eval_dataset) == 0:
+        raise DataError("the eval_dataset is empty: expected at least one sample, or no eval_dataset at all.")
     return eval_dataset is not None and config.do_evaluate is not False
 
 
@@ -67,7 +81,8 @@ def settle_preprocessor(model: nn.Module, given: Any) -> Any:
     """Choose the preprocessor to keep with the model: the one given, else the model's own."""
     bare = unwrap(model)
     if given is None:
-        return getattr(bare, "preprocessor", None)
+        own = getattr(bare, "preprocessor", None)
+        return None if isinstance(own, nn.Module) else own  # a layer of that name is a part of the model
     if getattr(bare, "preprocessor", given) is None:
         bare.preprocessor = given
     return given

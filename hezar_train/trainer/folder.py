@@ -34,6 +34,7 @@ class RunFolder:
         self.plan = self.root / "plan.json"
         self.config = self.root / "train_config.yaml"
         self.best = self.root / "best.json"
+        self.recipe = self.root / "recipe.json"
         self.lock = self.root / "lock"
 
     def new_logs(self) -> Path:
@@ -58,6 +59,7 @@ class RunFolder:
                 self.plan,
                 self.config,
                 self.best,
+                self.recipe,
             )
             if path.exists()
         ]
@@ -91,8 +93,10 @@ class RunFolder:
                 path.rename(path.with_name(path.name + ".dropped"))
 
     def write_best(self, state: TrainerState) -> None:
-        """Point to the best checkpoint so far."""
+        """Point to the best checkpoint so far; what points to one that this run has not reached is put aside."""
         if state.best_checkpoint is None:
+            if self.best.exists():
+                self.best.replace(self.best.with_name(self.best.name + ".dropped"))
             return
         found = {
             "step": state.best_checkpoint,
@@ -107,8 +111,11 @@ class RunFolder:
 
 def _write_if_there_is_room(path: Path, content: dict[str, Any]) -> None:
     """Write a small file that a resume can do without; a full disk is no reason to stop training."""
+    text = json.dumps(content, indent=1) + "\n"
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
     try:
-        write_atomically(path, json.dumps(content, indent=1) + "\n")
+        write_atomically(path, text)
     except OSError as error:
         if not is_disk_full(error):
             raise

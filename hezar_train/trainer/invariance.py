@@ -113,7 +113,7 @@ def _gradients(model: nn.Module, batches: list[tuple[Any, float]], loss_of: Call
         if weight:
             loss = loss_of(batch) * (weight / total)
             loss.backward()  # type: ignore[no-untyped-call]
-            mean += float(loss)
+            mean += float(loss.detach())
     return mean, [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from hezar_train.errors import ConfigError, DataError, choices
 
-__all__ = ["ModelCaller", "build_criterion", "labels_of", "others_of"]
+__all__ = ["ModelCaller", "as_outputs", "build_criterion", "labels_of", "others_of"]
 
 LABEL_KEYS = ("labels", "label")
 
@@ -35,11 +35,11 @@ class ModelCaller:
     def forward(self, batch: Any) -> dict[str, Any]:
         """Run the model on a batch; return its outputs as a new dict, a bare tensor under "logits"."""
         if isinstance(batch, list | tuple) and batch:
-            return _as_dict(self._model(*batch[:-1] if len(batch) > 1 else batch))
+            return as_outputs(self._model(*batch[:-1] if len(batch) > 1 else batch))
         if isinstance(batch, torch.Tensor):
-            return _as_dict(self._model(batch))
+            return as_outputs(self._model(batch))
         if isinstance(batch, Mapping):
-            return _as_dict(self._model(**self._arguments(batch)))
+            return as_outputs(self._model(**self._arguments(batch)))
         raise DataError(
             f"a batch of type {type(batch).__name__} was given; expected a mapping of the model's arguments, a "
             "tensor, or a tuple (inputs..., labels). Change what the data_collator returns."
@@ -102,6 +102,18 @@ def others_of(batch: Any) -> Mapping[str, Any]:
     return {key: value for key, value in batch.items() if key != "labels"}
 
 
+def as_outputs(outputs: Any) -> dict[str, Any]:
+    """Return what a model gave as a new dict, a bare tensor under "logits", or "loss" if it is a single number."""
+    if isinstance(outputs, torch.Tensor):
+        return {"loss" if outputs.ndim == 0 else "logits": outputs}
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    raise DataError(
+        f"the model returned a {type(outputs).__name__}; expected a tensor (the logits, or a 0-d loss) or a "
+        "mapping such as {'logits': ..., 'loss': ...}."
+    )
+
+
 def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
     """Build a loss of `torch.nn` by name, or call what a dotted path names."""
     if name is None:
@@ -114,17 +126,6 @@ def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"criterion={name!r} cannot be imported: {error}") from error
     return found() if isinstance(found, type) else found  # type: ignore[no-any-return]
-
-
-def _as_dict(outputs: Any) -> dict[str, Any]:
-    if isinstance(outputs, torch.Tensor):
-        return {"loss" if outputs.ndim == 0 else "logits": outputs}
-    if isinstance(outputs, Mapping):
-        return dict(outputs)
-    raise DataError(
-        f"the model returned a {type(outputs).__name__}; expected a tensor (the logits, or a 0-d loss) or a "
-        "mapping such as {'logits': ..., 'loss': ...}."
-    )
 
 
 def _logits(outputs: Mapping[str, Any]) -> torch.Tensor:
@@ -141,6 +142,8 @@ def _fitted(logits: torch.Tensor, labels: Any, criterion: object) -> tuple[torch
         return logits.flatten(0, -2), labels.flatten()
     if logits.ndim == labels.ndim + 1 and logits.shape[-1] == 1:
         return logits.squeeze(-1), labels  # (n, 1) against (n,) would silently broadcast to (n, n)
+    if labels.ndim == logits.ndim + 1 and labels.shape[-1] == 1:
+        return logits, labels.squeeze(-1)
     return logits, labels
 
 

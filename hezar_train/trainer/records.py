@@ -5,9 +5,12 @@ At a resume everything past the checkpoint is moved to `*.dropped` first, so tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hezar_train.config import TrainerConfig
+from hezar_train.errors import HezarTrainError
 from hezar_train.events import (
     METRICS_FILE,
     CSVWriter,
@@ -24,7 +27,10 @@ from hezar_train.runtime import Runtime
 from hezar_train.state import TrainerState
 from hezar_train.trainer.folder import RunFolder
 
-__all__ = ["Records"]
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+__all__ = ["Records", "append_row"]
 
 
 class Records:
@@ -37,6 +43,7 @@ class Records:
         state.logs_dir = str(logs.relative_to(folder.root))
         kept = self._drop_what_follows(folder, state, logs)
         self._root, self._storage = folder.root, storage
+        self._tracking: Accelerator | None = None
         self.ledger = Ledger(folder.ledger)
         self._metrics = JSONLinesWriter(logs / METRICS_FILE)
         table = CSVWriter(logs / csv_file)
@@ -54,6 +61,7 @@ class Records:
                 key: value for key, value in config.to_dict().items() if isinstance(value, str | int | float | bool)
             }
             accelerator.init_trackers(name, config=facts)
+            self._tracking = accelerator
         if accelerator.trackers:
             self._storage.writers.append(TrackerWriter(accelerator))
 
@@ -71,7 +79,18 @@ class Records:
     def close(self) -> None:
         """Flush and close everything."""
         self.ledger.close()
-        self._storage.close()
+        try:
+            self._storage.close()
+        finally:
+            self._finish_trackers()
+
+    def _finish_trackers(self) -> None:
+        """End the trackers that were started here; those of a user go on."""
+        if self._tracking is None:
+            return
+        started, self._tracking.trackers = self._tracking.trackers, []
+        for tracker in started:
+            tracker.finish()
 
     @staticmethod
     def _drop_what_follows(folder: RunFolder, state: TrainerState, logs: Path) -> list[Row] | None:
@@ -82,6 +101,24 @@ class Records:
             keep_until(folder.root / name, size)
         folder.drop_evaluations_after(state.global_step)
         return read_rows(logs / METRICS_FILE)
+
+
+def append_row(
+    folder: RunFolder, state: TrainerState, storage: EventStorage, csv_file: str, values: Mapping[str, float], step: int
+) -> None:
+    """Write one more row behind those of a run that has ended."""
+    if state.logs_dir is None:
+        raise HezarTrainError(
+            "log() was called before train(): there is no log yet. Log from a hook, or after train()."
+        )
+    logs = folder.logs(state)
+    storage.writers += [JSONLinesWriter(logs / METRICS_FILE), CSVWriter(logs / csv_file)]
+    if list(logs.glob("events.out.tfevents.*")):
+        storage.writers.append(TensorBoardWriter(logs))
+    try:
+        storage.log(values, step, state.epoch)
+    finally:
+        storage.close()
 
 
 def _tensorboard(logs: Path, kept: list[Row] | None, step: int) -> TensorBoardWriter:

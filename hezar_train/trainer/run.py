@@ -77,6 +77,7 @@ class Run:
         """Save a checkpoint of this update, in the background if the config says so."""
         self.progress.pause()
         self.state.files = self.records.flush()
+        self.snapshot.measured = self._measured()
         best = self.state.best_checkpoint
         self._writer.save(
             self.state.global_step, self.snapshot.take(self.records.sync), protect=() if best is None else (best,)
@@ -88,14 +89,15 @@ class Run:
         state = self.state
         found = {"train.loss": state.loss_tracker_avg}
         if self.evaluate is not None:
-            metrics = self.folder.recorded_evaluation(state.global_step)
-            if metrics is None:
-                metrics = self.evaluate()
-                self.folder.record_evaluation(state.global_step, state.epoch, metrics)
+            recorded = self.folder.recorded_evaluation(state.global_step)
+            metrics = self.evaluate() if recorded is None else recorded
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
             self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
         self.last_metrics = found
         self._draw_conclusions(found)
+        # last: a record says that nothing of its evaluation is missing
+        if self.evaluate is not None and recorded is None:
+            self.folder.record_evaluation(state.global_step, state.epoch, metrics)
 
     def abandon(self) -> None:
         """Do not wait for the save under way."""
@@ -112,10 +114,16 @@ class Run:
         if self._writer.failed_saves:
             logger.warning("%d saves failed because the disk was full", self._writer.failed_saves)
 
+    def _measured(self) -> dict[str, tuple[float, int, bool | None]]:
+        """Return what hooks put and no row holds yet: the last value of each name, its step and its hint."""
+        histories = {name: self.storage.history(name) for name in self.storage.unlogged() if name not in OWN_NAMES}
+        return {name: (one.latest(), one.peek()[1], one.smoothing_hint) for name, one in histories.items()}
+
     def _draw_conclusions(self, found: dict[str, float]) -> None:
         state = self.state
         value = found.get(state.metric_for_best_checkpoint or "", math.nan)
-        if state.update_best_results(value, self.objective, state.global_step) and self.config.save_enabled:
+        state.update_best_results(value, self.objective, state.global_step)
+        if self.config.save_enabled:  # also when it is no better: a full disk may have kept the file from being written
             self.folder.write_best(state)
         if not math.isnan(value):
             self.schedule.after_evaluation(value)

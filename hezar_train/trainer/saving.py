@@ -5,8 +5,8 @@ No random state is saved: order and randomness are functions of the counters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class Snapshot:
     hooks: Sequence[Hook]
     write_preprocessor: Callable[[Path], None] | None = None
     cursor: Any = None
+    measured: Mapping[str, tuple[float, int, bool | None]] = field(default_factory=dict)
+    hook_states: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, before_commit: Callable[[], None] | None = None) -> Parts:
         """Gather everything by reference; the writer copies the tensors."""
@@ -51,6 +53,7 @@ class Snapshot:
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "hooks": {name: hook.state_dict() for name, hook in self._named_hooks()},
             "data": self.cursor,
+            "measured": dict(self.measured),
         }
         folders = {PREPROCESSOR_FOLDER: self.write_preprocessor} if self.write_preprocessor else {}
         return Parts.gather(
@@ -76,11 +79,16 @@ class Snapshot:
         self.schedule.load_state_dict(extra["schedule"])
         if self.scaler is not None and extra["scaler"] is not None:
             self.scaler.load_state_dict(extra["scaler"])
-        self.cursor = extra["data"]
+        self.cursor, self.measured = extra["data"], extra["measured"]
         self.state.update(checkpoint.state())
+        self.hook_states = extra["hooks"]
+        self.put_back_hooks(self.hooks)
+
+    def put_back_hooks(self, hooks: Sequence[Hook]) -> None:
+        """Give hooks the state that the checkpoint has for them, those included that are added after it was read."""
         for name, hook in self._named_hooks():
-            if name in extra["hooks"]:
-                hook.load_state_dict(extra["hooks"][name])
+            if name in self.hook_states and any(hook is one for one in hooks):
+                hook.load_state_dict(self.hook_states[name])
 
     def _named_hooks(self) -> list[tuple[str, Hook]]:
         """Name each hook; a second one of the same name gets a number."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hezar_train.data import Window, seed_device, step_seed
-from hezar_train.errors import NonFiniteError
+from hezar_train.errors import DataError, NonFiniteError, choices
 from hezar_train.events import EventStorage
 from hezar_train.events.ledger import Ledger
 from hezar_train.loop import Context, HookSet, Moment
@@ -23,7 +23,7 @@ from hezar_train.state import TrainerState
 from hezar_train.trainer.models import labels_of, others_of
 from hezar_train.trainer.updates import Updater
 
-__all__ = ["TrainSteps", "Verbs"]
+__all__ = ["TrainSteps", "Verbs", "note_loss"]
 
 MAX_NAMED_SAMPLES = 64
 
@@ -79,10 +79,10 @@ class TrainSteps:
         """Add this micro-batch's share of the window's mean to the gradients."""
         window: Window = ctx.window
         share = share_of(window, ctx.batch_in_window)
-        loss = ctx.loss if share else _zero_through(ctx.outputs, ctx.loss)
+        loss = _trainable(ctx.loss) if share else _zero_through(ctx.outputs, ctx.loss)
         scaled = loss if share == 1.0 else loss * share
         if scaled.requires_grad:
-            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()  # type: ignore[no-untyped-call]
         ctx.outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
 
@@ -157,6 +157,30 @@ def add_loss(ctx: Context, part: torch.Tensor) -> None:
     """Add a micro-batch's part to the window's loss, on the device."""
     ctx.window_loss = part if ctx.batch_in_window == 0 else ctx.window_loss + part
     ctx.is_loss_noted = True
+
+
+def note_loss(ctx: Context, outputs: Any, method: str) -> None:
+    """Add the loss that an overridden method returned."""
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(found, torch.Tensor):
+        raise DataError(
+            f"the overridden {method}() returned {_shown(outputs)}; expected the step's loss as a tensor, or a mapping "
+            "that has it under 'loss', so that it can be logged."
+        )
+    add_loss(ctx, found.detach() * share_of(ctx.window, ctx.batch_in_window))
+
+
+def _shown(outputs: Any) -> str:
+    return f"a mapping of {choices(outputs) or 'nothing'}" if isinstance(outputs, Mapping) else type(outputs).__name__
+
+
+def _trainable(loss: Any) -> torch.Tensor:
+    """Return a loss that has a gradient; anything else would train nothing, silently or with a puzzle."""
+    if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.ndim == 0:
+        return loss
+    form = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+    why = " that has no gradient: it was detached, or no trained parameter is in it" if form.endswith("()") else ""
+    raise DataError(f"the loss is {form}{why}; expected a single number, as a tensor computed by the model.")
 
 
 def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,7 +29,7 @@ from hezar_train.data import (
     seed_device,
     step_seed,
 )
-from hezar_train.errors import DataError, RunLockedError
+from hezar_train.errors import DataError, HookError, RunLockedError
 from hezar_train.events import CSV_FILE, EventStorage, load_csv
 from hezar_train.hooks import Due, Progress, StopFlag, print_facts
 from hezar_train.loop import Context, Hook, HookSet, Moment, Routine
@@ -43,6 +44,7 @@ from hezar_train.trainer.checks import (
     in_order,
     max_steps_of,
     refuse_missing,
+    refuse_stranger,
     settle_preprocessor,
     size_of,
     tell_weights,
@@ -52,12 +54,12 @@ from hezar_train.trainer.export import MODEL_CONFIG_FILE, ExportNames, export
 from hezar_train.trainer.facts import facts_of
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.invariance import InvarianceReport, check_invariance
-from hezar_train.trainer.models import ModelCaller, build_criterion, labels_of, others_of
-from hezar_train.trainer.records import Records
+from hezar_train.trainer.models import ModelCaller, as_outputs, build_criterion, labels_of, others_of
+from hezar_train.trainer.records import Records, append_row
 from hezar_train.trainer.resume import find_checkpoint, refuse_changes
 from hezar_train.trainer.run import Run
 from hezar_train.trainer.saving import Snapshot, preprocessor_writer
-from hezar_train.trainer.steps import TrainSteps, Verbs, add_loss, share_of
+from hezar_train.trainer.steps import TrainSteps, Verbs, note_loss
 from hezar_train.trainer.units import counts_labels, label_counter
 from hezar_train.trainer.updates import Updater
 from hezar_train.types import LRSchedulerType, Mode
@@ -135,9 +137,10 @@ class Trainer:
         self.best_key = best_key_of(self.config, self.metrics_handler, self.evaluates)
         self.model: nn.Module = model.to(self.runtime.device)
         self.preprocessor = settle_preprocessor(self.model, preprocessor)
-        self._source = self._open(train_dataset)
+        self._source = self._as_source(self.create_train_dataloader(train_dataset), training=True)
         self.plan = self._make_plan(self._source)
         self.optimizer = optimizer or self._build_optimizer()
+        refuse_stranger(self.optimizer, self.model)
         self.schedule = self._build_schedule(lr_scheduler)
         self.lr_scheduler = self.schedule.scheduler
         self.state = TrainerState(total_epochs=self.config.num_epochs, metric_for_best_checkpoint=self.best_key)
@@ -146,8 +149,8 @@ class Trainer:
         self.hooks: dict[Mode, HookSet] = {Mode.TRAIN: HookSet(), Mode.VAL: HookSet()}
         self._assemble_loop()
         self._hook_objects: list[Hook] = []
-        self.register_hooks(hooks)
         self._snapshot = self._make_snapshot()
+        self.register_hooks(hooks)
         self._checkpoint = self._go_back()
 
     def train(self) -> RoutineResult:
@@ -168,23 +171,22 @@ class Trainer:
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
         """Train on the rest of an epoch; return the mean loss since the start of the whole training."""
         state, before = self.state, self.state.global_step
-        windows = self._source.windows(self.plan, epoch_num, state.position, self.plan.total_steps - before)
+        windows = self._source.windows(self.plan, epoch_num, state.position, self._due.last_step - before)
         self._active().walk(self._weighed_until_stopped(windows))
         if state.global_step == before:
             self._end_without_data()
         return {"loss": state.loss_tracker_avg}
 
-    def run_step(self) -> None:
-        """Do one step: forward and backward, and the update if the window closes."""
-        ctx = self.ctx
-        ctx.is_loss_noted = ctx.applied = False
-        ctx.loss_value = None
-        outputs = self.training_step(ctx.batch)
-        if not ctx.is_loss_noted:  # an override that goes its own way
-            add_loss(ctx, outputs["loss"].detach() * share_of(ctx.window, ctx.batch_in_window))
+    def run_step(self) -> Any:
+        """Do one step: forward and backward, and the update if the window closes.
+
+        An override may do all of it in its own way; it returns the loss, or outputs that hold it.
+        """
+        outputs = self.training_step(self.ctx.batch)
+        if not self.ctx.is_loss_noted:  # an override that goes its own way
+            note_loss(self.ctx, outputs, "training_step")
         self.optimization_step()
-        if ctx.closes_window and ctx.loss_value is None:  # likewise
-            ctx.loss_value, ctx.applied = float(ctx.window_loss), True
+        return outputs
 
     def training_step(self, batch: Any) -> dict[str, Any]:
         """Run forward and backward on a batch; return the outputs with the loss, detached. No update happens here."""
@@ -205,7 +207,7 @@ class Trainer:
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         """Run the model and its loss on a batch, without gradients."""
         with torch.no_grad(), self._autocast():
-            outputs = self.forward(batch)
+            outputs = self._outputs_of(batch)
             outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **others_of(batch))
         return outputs
 
@@ -226,7 +228,10 @@ class Trainer:
         return self._count_labels(batch) if self._count_labels else float(batch_length(batch))
 
     def create_train_dataloader(self, dataset: Any) -> Source | DataLoader[Any]:
-        """Return where training batches come from; an override may return any DataLoader."""
+        """Return where training batches come from; an override may return any DataLoader.
+
+        Called once, when the trainer is built: the plan and the schedule follow from what it returns.
+        """
         return self._open(dataset)
 
     def create_eval_dataloader(self, dataset: Any) -> Source | DataLoader[Any]:
@@ -246,7 +251,13 @@ class Trainer:
         routine = Routine(self.ctx, self.hooks[Mode.VAL], Mode.VAL, "val")
         self.progress.start_evaluation(source.num_samples and -(-source.num_samples // source.batch_size))
         try:
-            with preserved_randomness(), looking_only(self.model), routine.running(), routine.epoch():
+            with (
+                self._measuring(),
+                preserved_randomness(),
+                looking_only(self.model),
+                routine.running(),
+                routine.epoch(),
+            ):
                 seed_device(step_seed(self.config.seed, 0, self.runtime.rank), self.runtime.device)
                 routine.walk(map(self._weigh, source.windows(plan, 0, 0, UNLIMITED)))
         finally:
@@ -255,12 +266,17 @@ class Trainer:
         return self._evaluation.result()
 
     def log(self, logs: Mapping[str, float], step: int) -> None:
-        """Write values to every writer, under their names."""
+        """Write values to every writer, under their names; while the run trains, or after it."""
+        if not self.storage.writers:
+            append_row(self.folder, self.state, self.storage, self.trainer_csv_log_file, logs, step)
+            return
         self.storage.log(logs, step, self.state.epoch)
         self.storage.flush()
 
     def load_csv_logs(self, logs_dir: str | os.PathLike[str] | None = None) -> dict[str, list[Any]]:
         """Read the CSV log of this run, or of another logs folder, as a list per column."""
+        if logs_dir is None and self.state.logs_dir is None:
+            raise DataError("nothing was logged yet: train first, or pass the logs folder of a run")
         folder = self.folder.logs(self.state) if logs_dir is None else Path(logs_dir)
         return load_csv(folder / self.trainer_csv_log_file)
 
@@ -298,10 +314,16 @@ class Trainer:
         return Path(path)
 
     def register_hooks(self, hooks: Iterable[Hook]) -> None:
-        """Add hook objects; each runs at the moments whose methods it has."""
+        """Add hook objects; each runs at the moments whose methods it has, and gets back the state that was saved."""
         for hook in hooks:
+            if not isinstance(hook, Hook):
+                raise HookError(
+                    f"hooks holds {hook!r}; expected Hook objects. A function goes to one moment: "
+                    "trainer.hooks[Mode.TRAIN].register(function, 'on_batch_end')."
+                )
             hook.attach(self)
             self._hook_objects.append(hook)
+            self._snapshot.put_back_hooks([hook])
             for mode in hook.modes:
                 for moment, call in hook.calls():
                     self.hooks[mode].register(call, moment, name=hook.name)
@@ -312,14 +334,14 @@ class Trainer:
 
     def request_stop(self, reason: str) -> None:
         """Ask to end the run after this update, as if it were the last one."""
-        self._due.stop_reason = self.state.stop_reason = reason
+        self.state.stop_reason = reason
 
     def verify_invariance(self, num_samples: int = 24, tolerance: float = 1e-5) -> InvarianceReport:
         """Check that cutting a batch of the training data in any way gives the same gradient and loss."""
-        count = min(num_samples, size_of(self.train_dataset) or 0)
+        source = self._open(self.train_dataset)
+        count = min(num_samples, size_of(self.train_dataset) or 0) if hasattr(source, "fetch") else 0
         if count < 2:
             raise DataError("verify_invariance() needs a training dataset with a length and at least two samples")
-        source = self._open(self.train_dataset)
 
         def fetch(indices: Iterable[int]) -> Any:
             return source.fetch(1, list(indices))  # type: ignore[attr-defined]
@@ -328,10 +350,10 @@ class Trainer:
             self.ctx.batch = batch
             self._steps.prepare_input(self.ctx)
             with self._autocast():
-                outputs = self.forward(self.ctx.batch)
+                outputs = self._outputs_of(self.ctx.batch)
                 return self.compute_loss(outputs, labels_of(self.ctx.batch), **others_of(self.ctx.batch))
 
-        with preserved_randomness():
+        with self._measuring(), preserved_randomness():
             return check_invariance(self.model, range(count), fetch, self._unit_weight, loss_of, tolerance)
 
     # What follows assembles the parts; none of it is called by users.
@@ -345,7 +367,7 @@ class Trainer:
         self._weighs_itself = type(self).batch_weight is not Trainer.batch_weight
         self.progress = Progress(self.plan.total_steps, self.plan.num_epochs, enabled=False)
         self._flag = StopFlag()
-        verbs = Verbs(self.prepare_input_batch, self.forward, self.compute_loss)
+        verbs = Verbs(self.prepare_input_batch, self._outputs_of, self.compute_loss)
         updater = Updater(self.optimizer, self.runtime.scaler, config)
         self._steps = TrainSteps(verbs, self.runtime, self.state, updater, self.schedule, config.seed)
         self._steps.register(self.hooks[Mode.TRAIN])
@@ -354,6 +376,7 @@ class Trainer:
         )
         self._evaluation.register(self.hooks[Mode.VAL])
         self._due = Due(self.plan, self.state, self._flag, evaluates=self.evaluates, saves=config.save_enabled)
+        self._due.last_step = self._last_step()
         self.hooks[Mode.TRAIN].register(self._show_progress, Moment.BATCH_END, name="progress")
         self.hooks[Mode.TRAIN].register(self._due.at_batch_end, Moment.BATCH_END, name="due", is_last=True)
         self.hooks[Mode.TRAIN].register(self._due.at_epoch_end, Moment.EPOCH_END, name="due", is_last=True)
@@ -417,8 +440,7 @@ class Trainer:
         refuse_changes(checkpoint, self.config, self.plan)
         self._snapshot.put_back(checkpoint)
         self._refuse_lost_place(self._source)
-        self.state.total_epochs = self.config.num_epochs
-        self.storage.step = self.state.global_step
+        self._take_up_measuring()
         logger.info("resuming from %s", checkpoint.path)
         return checkpoint
 
@@ -427,13 +449,14 @@ class Trainer:
         """Hold everything that exists only while the run trains: lock, signal handlers, files, the writer."""
         with RunLock(self.folder.lock), self._flag, self.storage:
             self._enter_folder()
-            self._open_training_data()
+            self._source.restore(None if self.state.epoch_finished else self._snapshot.cursor)
             self.progress = Progress(
                 self.plan.total_steps, self.plan.num_epochs, self.state.global_step, enabled=self.runtime.is_main
             )
             run = self._begin_run()
-            self._routine = Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self.run_step)
+            self._routine = Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self._step_and_settle)
             self.model.train()
+            self.optimizer.zero_grad()  # what a failed window or a user's own backward left behind
             try:
                 run.reserve_buffers()
                 yield run, self._routine
@@ -454,21 +477,17 @@ class Trainer:
                 f"{store.root} has changed since this trainer was built: another one has trained there. Build it again."
             )
         store.clean()
-        self.state.stop_reason = self._due.stop_reason = None
+        if self.config.accept_changes:
+            self.state.stop_reason = None
         if self._checkpoint is not None or self.state.global_step:
             for path in store.drop_after(self.state.global_step):
                 logger.info("a checkpoint past step %d was set aside: %s", self.state.global_step, path)
+            if self.config.save_enabled:
+                self.folder.write_best(self.state)
         elif (previous := self.folder.move_previous_aside()) is not None:
             logger.info("an earlier run in this folder was moved to %s", previous)
         self.config.save(self.folder.root, self.trainer_config_file)
         self.plan.save(self.folder.plan)
-
-    def _open_training_data(self) -> None:
-        if type(self).create_train_dataloader is not Trainer.create_train_dataloader:
-            self._source = self._as_source(self.create_train_dataloader(self.train_dataset), training=True)
-            self.plan = self._snapshot.plan = self._due.plan = self._make_plan(self._source)
-            self._refuse_lost_place(self._source)
-        self._source.restore(None if self.state.epoch_finished else self._snapshot.cursor)
 
     def _refuse_lost_place(self, source: Source) -> None:
         if source.resume_problem and self.state.position and not self.state.epoch_finished:
@@ -490,7 +509,26 @@ class Trainer:
         return run
 
     def _objective(self) -> str:
-        return self.metrics_handler.objective(self.best_key.partition(".")[2])
+        name = self.best_key.partition(".")[2]
+        return "minimize" if name == "loss" else self.metrics_handler.objective(name)  # a handler knows its own metrics
+
+    def _last_step(self) -> int:
+        """Return the step that ends the run; where epochs alone end it, changed data or batches must not."""
+        is_counted = self.config.max_steps is not None or self.plan.num_samples is None
+        return self.plan.total_steps if is_counted else UNLIMITED
+
+    def _take_up_measuring(self) -> None:
+        """Go on with what was measured but not logged, and with the best result if it is of the same metric."""
+        state, storage = self.state, self.storage
+        state.total_epochs = self.config.num_epochs
+        for name, (value, step, hint) in self._snapshot.measured.items():
+            storage.step = step
+            storage.put_scalar(name, value, hint is not False)
+        storage.step = state.global_step
+        if state.metric_for_best_checkpoint != self.best_key:
+            before = state.metric_for_best_checkpoint
+            logger.info("the best model was chosen by %s so far, from now on by %s", before, self.best_key)
+            state.update(metric_for_best_checkpoint=self.best_key, best_metric_value=None, best_checkpoint=None)
 
     def _enter_next_epoch(self) -> bool:
         """Go to the next epoch if this one is finished; return False when there is none left."""
@@ -527,7 +565,27 @@ class Trainer:
 
     def _active(self) -> Routine:
         """Return the routine under way; a step called on its own gets one of its own."""
-        return self._routine or Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self.run_step)
+        return self._routine or Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self._step_and_settle)
+
+    def _measuring(self) -> AbstractContextManager[object]:
+        """Give a model that puts scalars somewhere to put them while nothing is logged."""
+        return EventStorage() if self._routine is None else nullcontext()
+
+    def _outputs_of(self, batch: Any) -> dict[str, Any]:
+        """Run `forward`, whose override may return a bare tensor."""
+        outputs = self.forward(batch)
+        return outputs if isinstance(outputs, dict) else as_outputs(outputs)
+
+    def _step_and_settle(self) -> None:
+        """Do a step, also an overridden one, so that it can be counted."""
+        ctx = self.ctx
+        ctx.is_loss_noted = ctx.applied = False
+        ctx.loss_value = None
+        outputs = self.run_step()
+        if not ctx.is_loss_noted:
+            note_loss(ctx, outputs, "run_step")
+        if ctx.closes_window and ctx.loss_value is None:
+            ctx.loss_value, ctx.applied = float(ctx.window_loss), True
 
     def _show_progress(self, ctx: Context) -> None:
         if ctx.closes_window:
@@ -535,10 +593,10 @@ class Trainer:
             self.progress.advance(state.global_step, state.epoch, ctx.window.count, ctx.loss_value, rate)
 
     def _is_finished(self) -> bool:
-        state, plan = self.state, self.plan
-        ended = state.epoch_finished and state.epoch >= plan.num_epochs
+        state = self.state
+        ended = state.epoch_finished and state.epoch >= self.plan.num_epochs
         stopped = state.stop_reason is not None and not self.config.accept_changes
-        if not (state.global_step >= plan.total_steps or ended or stopped):
+        if not (state.global_step >= self._due.last_step or ended or stopped):
             return False
         judged = self.folder.recorded_evaluation(state.global_step) if self.evaluates else {}
         return not state.evaluation_pending or judged is not None
@@ -547,6 +605,10 @@ class Trainer:
         state = self.state
         recorded = self.folder.recorded_evaluation(state.global_step) or {}
         metrics = {"train.loss": state.loss_tracker_avg, **{f"evaluation.{k}": v for k, v in recorded.items()}}
+        # the checkpoint is older than what its evaluation changed
+        is_best = state.update_best_results(metrics.get(self.best_key, math.nan), self._objective(), state.global_step)
+        if is_best and self.config.save_enabled and not self.evaluates:  # else a record says that it is written
+            self.folder.write_best(state)
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         logger.info("already trained to the end (step %d, epoch %d): %s", state.global_step, state.epoch, shown)
         return RoutineResult(0, metrics)

@@ -52,8 +52,14 @@ def label_counter(task: str | None, model: nn.Module) -> Callable[[Any], float]:
 def _is_causal(task: str | None, model: nn.Module) -> bool:
     if task == TaskType.LANGUAGE_MODELING:
         return True
-    named = type(model).__name__.endswith(CAUSAL_MODELS) and _is_encoder_decoder(model) is not True
-    return named or (task == TaskType.TEXT_GENERATION and _is_encoder_decoder(model) is False)
+    if _is_encoder_decoder(model) is not None:
+        return not _is_encoder_decoder(model) and (task == TaskType.TEXT_GENERATION or _holds_causal(model))
+    return _holds_causal(model)
+
+
+def _holds_causal(model: nn.Module) -> bool:
+    """Tell whether a model is, or directly wraps, a causal one of transformers."""
+    return any(type(part).__name__.endswith(CAUSAL_MODELS) for part in (model, *model.children()))
 
 
 def _is_encoder_decoder(model: nn.Module) -> bool | None:

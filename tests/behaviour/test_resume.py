@@ -72,6 +72,20 @@ class CountedEvaluations(Trainer):
         return super().evaluate(eval_dataset)
 
 
+class BetterAndBetter(Trainer):
+    """Every evaluation is better than the one before."""
+
+    def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
+        return {"loss": 1 / self.state.global_step, "accuracy": 0.0}
+
+
+class WorseAndWorse(Trainer):
+    """Every evaluation is worse than the one before."""
+
+    def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
+        return {"loss": float(self.state.global_step), "accuracy": 0.0}
+
+
 class CrashingWriter(EventWriter, Hook):
     """Crash when an evaluation is logged: after the other writers, before anything is made of the result."""
 
@@ -107,14 +121,27 @@ def test_a_run_that_crashes_again_and_again_ends_like_the_unbroken_run(
 
 
 @pytest.mark.parametrize("step", [8, 16])
-def test_a_crash_between_the_logged_evaluation_and_the_best_result_loses_neither(
-    tmp_path: Path, unbroken: Path, step: int
-) -> None:
+def test_a_crash_between_the_logged_evaluation_and_the_best_result_loses_neither(tmp_path: Path, step: int) -> None:
+    def build(name: str, *hooks: Hook) -> Trainer:
+        config = make_config(tmp_path / name, num_epochs=2, save_steps=3, eval_steps=None)
+        return BetterAndBetter(config, make_net(), NoisyPoints(30), NoisyPoints(10), hooks=hooks)
+
+    build("unbroken").train()
     if step == 16:
-        crash(make_trainer(tmp_path, hooks=[CrashAt(15, "on_batch_start")]))
-    crash(make_trainer(tmp_path, hooks=[CrashingWriter()]))
-    make_trainer(tmp_path).train()
-    assert differences(unbroken, tmp_path) == []
+        crash(build("broken", CrashAt(15, "on_batch_start")))
+    crash(build("broken", CrashingWriter()))
+    build("broken").train()
+    assert differences(tmp_path / "unbroken", tmp_path / "broken") == []
+    assert json.loads((tmp_path / "broken" / "best.json").read_text())["step"] == 16
+
+
+def test_a_crash_before_the_best_result_was_written_loses_nothing_without_evaluations(tmp_path: Path) -> None:
+    make_trainer(tmp_path, do_evaluate=False).train()
+    best = (tmp_path / "best.json").read_text()
+    assert json.loads(best)["metric"] == "train.loss"
+    (tmp_path / "best.json").unlink()
+    make_trainer(tmp_path, do_evaluate=False).train()
+    assert (tmp_path / "best.json").read_text() == best
 
 
 def test_resuming_fetches_no_sample_that_was_trained_before(tmp_path: Path) -> None:
@@ -204,10 +231,13 @@ def test_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
 def test_a_finished_run_says_that_it_is_done_and_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = make_trainer(tmp_path).train()
+    def build() -> Trainer:
+        return BetterAndBetter(make_config(tmp_path, num_epochs=2), make_net(), NoisyPoints(30), NoisyPoints(10))
+
+    result = build().train()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with caplog.at_level(logging.INFO, "hezar_train"):
-        trainer = make_trainer(tmp_path)
+        trainer = build()
         again = trainer.train()
     assert "already trained to the end (step 16, epoch 2)" in caplog.text
     assert (again.num_samples, again.metrics) == (0, result.metrics)
@@ -310,7 +340,9 @@ def test_nothing_is_saved_when_saving_is_off(tmp_path: Path) -> None:
     assert (tmp_path / "evaluations" / "00000016.json").exists()
 
 
-@pytest.mark.parametrize(("save_steps", "expected"), [(3, [3, 5, 6, 9, 10]), (None, [5, 10]), (0, [5, 10]), (0.5, [5, 10])])
+@pytest.mark.parametrize(
+    ("save_steps", "expected"), [(3, [3, 5, 6, 9, 10]), (None, [5, 10]), (0, [5, 10]), (0.5, [5, 10])]
+)
 def test_checkpoints_are_where_the_config_says(tmp_path: Path, save_steps: float | None, expected: list[int]) -> None:
     data = NoisyPoints(20)
     make_trainer(tmp_path, data=data, gradient_accumulation_steps=1, save_steps=save_steps).train()
@@ -318,10 +350,6 @@ def test_checkpoints_are_where_the_config_says(tmp_path: Path, save_steps: float
 
 
 def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
-    class WorseAndWorse(Trainer):
-        def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
-            return {"loss": float(self.state.global_step), "accuracy": 0.0}
-
     config = make_config(tmp_path, num_epochs=4, save_steps=3, eval_steps=None, save_total_limit=2)
     WorseAndWorse(config, make_net(), NoisyPoints(30), NoisyPoints(10)).train()
     assert checkpoint_steps(tmp_path) == [8, 30, 32]
@@ -365,7 +393,7 @@ def test_what_a_hook_keeps_and_what_it_measured_survive_a_crash(tmp_path: Path) 
 
         def after_step(self) -> None:
             self.count += 1
-            if self.count % 5 == 0:
+            if self.count % 9 == 0:
                 self.trainer.storage.put_scalar("count", self.count)
 
         def state_dict(self) -> dict[str, Any]:
@@ -378,7 +406,7 @@ def test_what_a_hook_keeps_and_what_it_measured_survive_a_crash(tmp_path: Path) 
     make_trainer(tmp_path / "unbroken", hooks=[Counting()], **changes).train()
     crash(make_trainer(tmp_path / "broken", hooks=[Counting(), CrashAt(11, "on_batch_start")], **changes))
     make_trainer(tmp_path / "broken", hooks=[Counting()], **changes).train()
-    assert [row["count"] for row in rows_of(tmp_path / "unbroken") if "count" in row] == [5.0, 10.0, 15.0]
+    assert [row["count"] for row in rows_of(tmp_path / "unbroken") if "count" in row] == [9.0]  # logged at 12
     assert differences(tmp_path / "unbroken", tmp_path / "broken") == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 import tomllib
 from pathlib import Path
@@ -31,6 +32,6 @@ def test_the_changelog_has_the_version_of_the_project() -> None:
 def test_every_make_target_of_the_readme_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     words = (ROOT / "README.md").read_text(encoding="utf-8").replace("`", " ").split()
-    named = {after for word, after in zip(words, words[1:], strict=False) if word == "make" and after.isalpha()}
+    named = {after for word, after in itertools.pairwise(words) if word == "make" and after.isalpha()}
     assert {"train", "test", "pace", "kill"} <= named
     assert all(f"\n{target}:" in makefile for target in named)

@@ -17,7 +17,7 @@ class LogFields:
     """Steps between two log entries; a float below 1 is a share of the run. None or 0: at epoch ends only."""
 
     logs_dir: str = "logs"
-    """Folder of the logs, under `output_dir`; each start has its own folder in it."""
+    """Folder of the logs, under `output_dir`; each run has its own folder in it, which a resume goes on in."""
 
     trackers: list[str] | None = None
     """Trackers besides the JSON lines and CSV files, by Accelerate's names. None: TensorBoard; an empty list: none."""

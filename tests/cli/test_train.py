@@ -1,0 +1,80 @@
+"""`hezar-train train`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_a_run_that_is_done_says_so_when_it_is_started_again(run: Run, smoke: str, tmp_path: Path) -> None:
+    first, second = run("train", smoke), run("train", smoke)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "nothing to resume in runs/digits-smoke/checkpoints: starting from the beginning" in first.stderr
+    assert "Training done!" in first.stdout
+    assert "Everything lies in runs/digits-smoke; the best checkpoint is that of step 12" in first.stdout
+    assert "already trained to the end (step 12, epoch 1)" in second.stderr
+    assert "Training done!" not in second.stdout
+    record = json.loads((tmp_path / "runs/digits-smoke/recipe.json").read_text())
+    assert (record["config"], record["options"]) == ("smoke.yaml", {"channels": 4})
+    assert len(record["sha256"]) == 64
+    assert "\x1b" not in first.stdout + first.stderr
+
+
+def test_an_unknown_key_is_refused_with_the_right_one(run: Run) -> None:
+    done = run("train", "digits", "learning_rte=0.1", "recipe.dropuot=0.5", "epochs=3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "recipe.dropuot is not an option of this recipe" in done.stderr
+    assert "Did you mean 'dropout'?" in done.stderr
+    assert "'learning_rte' is not a field. Did you mean 'learning_rate'?" in done.stderr
+    assert "'epochs' is not a field. Here it is called 'num_epochs'." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_recipe_is_refused_with_the_known_ones(run: Run) -> None:
+    done = run("train", "digit")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no recipe 'digit'. Recipes found: digits. Did you mean 'digits'?")
+
+
+def test_a_missing_argument_is_a_usage_error(run: Run) -> None:
+    done = run("train")
+    assert done.returncode == 2
+    assert "Missing argument 'RECIPE'" in done.stderr
+
+
+def test_sigterm_saves_and_leaves_with_143_and_the_same_command_goes_on(
+    run: Run, smoke: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    # without evaluations, so that the signal meets an update
+    overrides = ["num_epochs=1000", "do_evaluate=false", "metric_for_best_model=loss", "save_steps=1000000"]
+    command = [sys.executable, "-m", "hezar_train", "train", smoke, "max_steps=20000", *overrides]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert any("epoch 2/1000" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "SIGTERM: stopped, saved at step" in errors
+    assert "The same command goes on from there." in errors
+    saved = max(int(path.name) for path in (tmp_path / "runs/digits-smoke/checkpoints").glob("[0-9]*"))
+    again = run("train", smoke, f"max_steps={saved + 3}", *overrides)
+    assert again.returncode == 0
+    assert f"resuming from runs/digits-smoke/checkpoints/{saved:08d}" in again.stderr
+
+
+def test_a_damaged_run_is_a_failure_and_not_a_mistake(run: Run, smoke: str, tmp_path: Path) -> None:
+    damaged = tmp_path / "runs/digits-smoke/checkpoints/00000005"
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text("{}")
+    done = run("train", smoke)
+    assert done.returncode == 1
+    assert "error: no checkpoint in runs/digits-smoke/checkpoints can be loaded" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hezar_train.errors import HookError
+from hezar_train.loop import Context, HookSet, Moment, moment_named
+
+
+def hook(name: str) -> Callable[[Context], None]:
+    """Return a hook that writes its name into the context's log."""
+
+    def call(ctx: Context) -> None:
+        ctx.log.append(name)
+
+    call.__name__ = name
+    return call
+
+
+def hook_set(*names: str, last: str | None = None) -> HookSet:
+    hooks = HookSet()
+    for name in names:
+        hooks.register(hook(name), Moment.BATCH_END)
+    if last is not None:
+        hooks.register(hook(last), Moment.BATCH_END, is_last=True)
+    return hooks
+
+
+def run(hooks: HookSet) -> list[str]:
+    ctx = Context(log=[])
+    for call in hooks.calls(Moment.BATCH_END):
+        call(ctx)
+    return list(ctx.log)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({}, ["a", "b", "new", "due"]),
+        ({"before": "a"}, ["new", "a", "b", "due"]),
+        ({"before": "b"}, ["a", "new", "b", "due"]),
+        ({"before": "due"}, ["a", "b", "new", "due"]),
+        ({"after": "a"}, ["a", "new", "b", "due"]),
+        ({"after": "b"}, ["a", "b", "new", "due"]),
+        ({"is_last": True}, ["a", "b", "due", "new"]),
+    ],
+)
+def test_a_new_hook_takes_the_place_it_asks_for(where: dict[str, str], expected: list[str]) -> None:
+    hooks = hook_set("a", "b", last="due")
+    hooks.register(hook("new"), Moment.BATCH_END, **where)
+    assert hooks.names(Moment.BATCH_END) == expected
+    assert run(hooks) == expected
+
+
+def test_whatever_is_registered_later_runs_before_what_does_what_is_due() -> None:
+    hooks = hook_set(last="due")
+    for name in ("a", "b"):
+        hooks.register(hook(name), "on_batch_end")
+    hooks.register(hook("first"), "on_batch_end", before="a")
+    assert hooks.names("on_batch_end") == ["first", "a", "b", "due"]
+
+
+def test_nothing_is_put_after_what_does_what_is_due() -> None:
+    hooks = hook_set("a", last="due")
+    with pytest.raises(HookError, match=r"nothing runs after 'due'.*use before='due'"):
+        hooks.register(hook("new"), Moment.BATCH_END, after="due")
+    assert hooks.names(Moment.BATCH_END) == ["a", "due"]
+
+
+def test_before_and_after_together_are_refused() -> None:
+    with pytest.raises(HookError, match="before='a' and after='b' were given; give one of them"):
+        hook_set("a", "b").register(hook("new"), Moment.BATCH_END, before="a", after="b")
+
+
+def test_replacing_keeps_the_name_and_the_place() -> None:
+    hooks = hook_set("a", "b", last="due")
+    hooks.replace(hook("other"), Moment.BATCH_END, "a")
+    assert hooks.names(Moment.BATCH_END) == ["a", "b", "due"]
+    assert run(hooks) == ["other", "b", "due"]
+
+
+def test_a_replacement_of_the_last_hook_stays_last() -> None:
+    hooks = hook_set("a", last="due")
+    hooks.replace(hook("mine"), Moment.BATCH_END, "due")
+    hooks.register(hook("b"), Moment.BATCH_END)
+    assert run(hooks) == ["a", "b", "mine"]
+
+
+def test_removing_takes_one_hook_out() -> None:
+    hooks = hook_set("a", "b", last="due")
+    hooks.remove("on_batch_end", "b")
+    assert hooks.names(Moment.BATCH_END) == ["a", "due"]
+    hooks.remove(Moment.BATCH_END, "due")
+    hooks.register(hook("c"), Moment.BATCH_END)
+    assert run(hooks) == ["a", "c"]
+
+
+def test_a_hook_is_at_its_own_moment_only() -> None:
+    hooks = hook_set("a")
+    assert {moment: hooks.names(moment) for moment in Moment if hooks.names(moment)} == {Moment.BATCH_END: ["a"]}
+    assert hooks.calls(Moment.UPDATE) == ()
+
+
+def test_calls_are_frozen_when_they_are_asked_for() -> None:
+    hooks = hook_set("a")
+    frozen = hooks.calls(Moment.BATCH_END)
+    hooks.register(hook("b"), Moment.BATCH_END)
+    assert len(frozen) == 1
+    assert len(hooks.calls(Moment.BATCH_END)) == 2
+
+
+def test_a_hook_is_named_by_its_argument_its_function_or_its_class() -> None:
+    class Watcher:
+        def __call__(self, ctx: Context) -> None: ...
+
+    hooks = HookSet()
+    hooks.register(hook("function"), Moment.UPDATE)
+    hooks.register(hook("function"), Moment.UPDATE, name="given")
+    hooks.register(Watcher(), Moment.UPDATE)
+    assert hooks.names(Moment.UPDATE) == ["function", "given", "Watcher"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda hooks, name: hooks.register(hook("new"), Moment.BATCH_END, before=name),
+        lambda hooks, name: hooks.register(hook("new"), Moment.BATCH_END, after=name),
+        lambda hooks, name: hooks.replace(hook("new"), Moment.BATCH_END, name),
+        lambda hooks, name: hooks.remove(Moment.BATCH_END, name),
+    ],
+)
+def test_an_unknown_hook_name_is_refused_with_the_nearest_one(ask: Callable[[HookSet, str], None]) -> None:
+    hooks = hook_set("count", "schedule")
+    with pytest.raises(HookError) as caught:
+        ask(hooks, "shedule")
+    assert str(caught.value) == (
+        "no hook 'shedule' at on_batch_end. Did you mean 'schedule'? There are: count, schedule."
+    )
+    assert hooks.names(Moment.BATCH_END) == ["count", "schedule"]
+
+
+def test_an_unknown_hook_name_where_there_is_none_says_so() -> None:
+    with pytest.raises(HookError, match=r"no hook 'x' at on_update\. There are: none\."):
+        HookSet().remove(Moment.UPDATE, "x")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda hooks: hooks.register(hook("new"), "on_batch_ende"),
+        lambda hooks: hooks.replace(hook("new"), "on_batch_ende", "a"),
+        lambda hooks: hooks.remove("on_batch_ende", "a"),
+        lambda hooks: hooks.names("on_batch_ende"),
+    ],
+)
+def test_an_unknown_moment_is_refused_with_the_nearest_one(ask: Callable[[HookSet], None]) -> None:
+    with pytest.raises(
+        HookError, match=r"'on_batch_ende' is not a moment\. Did you mean 'on_batch_end'\? There are: on"
+    ):
+        ask(hook_set("a"))
+
+
+def test_moments_are_found_by_name_and_by_member() -> None:
+    assert [moment_named(str(moment)) for moment in Moment] == list(Moment)
+    assert moment_named(Moment.UPDATE) is Moment.UPDATE
+
+
+def test_moments_stand_in_the_order_of_the_walk() -> None:
+    assert [moment.value for moment in Moment] == [
+        "on_fit_start", "on_epoch_start", "on_batch_start", "on_batch_forward", "on_batch_backward", "on_update",
+        "on_batch_end", "on_epoch_end", "on_fit_end",
+    ]  # fmt: skip
+
+
+def test_a_set_in_print_lists_every_moment_with_its_hooks() -> None:
+    lines = str(hook_set("a", "b")).splitlines()
+    assert len(lines) == len(Moment)
+    assert lines[0] == "on_fit_start: -"
+    assert "on_batch_end: a, b" in lines

@@ -1,0 +1,177 @@
+"""From a recipe's folder to a trainer: finding, overriding, checking, building, recording."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hezar_train.errors import ConfigError
+from hezar_train.launch import Recipe, build_trainer, check_file, load_recipe, recipe_names
+
+RECIPE = """\
+import random
+
+import numpy as np
+import torch
+
+from hezar_train import Recipe
+
+drawn = []
+
+
+def build(width: int = 2, rate: float = 0.0, names: list | None = None) -> Recipe:
+    drawn.append((random.random(), np.random.random()))
+    data = torch.utils.data.TensorDataset(torch.zeros(6, width), torch.zeros(6, 1))
+    return Recipe(model=torch.nn.Linear(width, 1), train_dataset=data)
+"""
+CONFIG = """\
+recipe:
+  width: 3
+trainer:
+  output_dir: run
+  batch_size: 2
+  criterion: MSELoss
+  resume_from_checkpoint: true
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe `line` in ./recipes."""
+    monkeypatch.chdir(tmp_path)
+    found = Path("recipes") / "line"
+    found.mkdir(parents=True)
+    (found / "recipe.py").write_text(RECIPE)
+    (found / "config.yaml").write_text(CONFIG)
+    return found
+
+
+@pytest.mark.parametrize("given", ["line", "recipes/line", "recipes/line/config.yaml", Path("recipes/line")])
+def test_a_recipe_is_found_by_name_folder_and_config_file(folder: Path, given: str | Path) -> None:
+    loaded = load_recipe(given)
+    assert (loaded.source, loaded.options) == (folder / "recipe.py", {"width": 3})
+    assert loaded.config.batch_size == 2
+
+
+def test_a_name_in_the_folder_at_hand_comes_before_the_shipped_one(folder: Path) -> None:
+    folder.rename(folder.with_name("digits"))
+    assert load_recipe("digits").options == {"width": 3}
+    assert recipe_names() == ["digits"]
+
+
+def test_the_shipped_recipes_are_found_from_anywhere(folder: Path) -> None:
+    assert recipe_names() == ["digits", "line"]
+    assert load_recipe("digits").config.task == "image_classification"
+
+
+def test_overrides_are_yaml_and_go_to_the_trainer_or_the_recipe(folder: Path) -> None:
+    loaded = load_recipe(
+        "line",
+        ["learning_rate=1e-3", "device=cpu", "max_steps=", "metrics=[]", "recipe.rate=0.5", "recipe.names=[a, 1]"],
+    )
+    config = loaded.config
+    assert (config.learning_rate, config.device, config.max_steps, config.metrics) == (1e-3, "cpu", None, [])
+    assert loaded.options == {"width": 3, "rate": 0.5, "names": ["a", 1]}
+
+
+def test_an_override_may_hold_an_equals_sign(folder: Path) -> None:
+    assert load_recipe("line", ["output_dir=runs/a=b"]).config.output_dir == "runs/a=b"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("batch_size", "'batch_size' is not an override: expected key=value"),
+        ("=3", "'=3' is not an override"),
+        ("metrics=[a", "cannot be read as YAML"),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_refused(folder: Path, override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
+        load_recipe("line", [override])
+
+
+def test_problems_of_options_and_fields_are_told_together(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("line", ["recipe.wdth=1", "batch_size=0", "bach_size=1"])
+    assert [problem.split("=")[0][:12] for problem in caught.value.problems] == [
+        "recipe.wdth ",
+        "'bach_size' ",
+        "batch_size",
+    ]
+
+
+def test_a_config_without_a_recipe_beside_it_is_refused(folder: Path) -> None:
+    Path("alone.yaml").write_text(CONFIG)
+    with pytest.raises(ConfigError, match=r"alone.yaml has no recipe.py beside it"):
+        load_recipe("alone.yaml")
+    assert check_file("alone.yaml").batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("def build(:\n", "cannot be read as Python"), ("build = 3\n", r"expected a function build\(\*\*options\)")],
+)
+def test_a_recipe_without_build_is_refused(folder: Path, source: str, words: str) -> None:
+    (folder / "recipe.py").write_text(source)
+    with pytest.raises(ConfigError, match=words):
+        load_recipe("line")
+
+
+def test_a_build_that_returns_something_else_is_refused(folder: Path) -> None:
+    (folder / "recipe.py").write_text("def build(**options):\n    return 3\n")
+    with pytest.raises(ConfigError, match=r"build\(\) returned a int; expected a hezar_train.Recipe"):
+        build_trainer(load_recipe("line"))
+
+
+def test_generators_are_seeded_with_the_trainers_seed_before_build(folder: Path) -> None:
+    def first_weights(seed: int) -> torch.Tensor:
+        trainer = build_trainer(load_recipe("line", [f"seed={seed}", f"output_dir=run{seed}"]))
+        return trainer.model.weight.detach().clone()  # type: ignore[union-attr,operator]
+
+    assert torch.equal(first_weights(1), first_weights(1))
+    assert not torch.equal(first_weights(1), first_weights(2))
+
+
+def test_a_run_keeps_the_path_hash_and_options_of_its_recipe(folder: Path) -> None:
+    build_trainer(load_recipe("line", ["recipe.rate=0.5"])).train()
+    record = json.loads(Path("run/recipe.json").read_text())
+    assert record["path"] == "recipes/line"
+    assert record["options"] == {"width": 3, "rate": 0.5}
+
+
+def test_going_on_with_other_options_is_refused_unless_changes_are_accepted(folder: Path) -> None:
+    build_trainer(load_recipe("line", ["recipe.rate=0.5"])).train()
+    more = ["num_epochs=2"]
+    with pytest.raises(ConfigError, match=r"recipe.rate: 0.5 when the run began, not given now"):
+        build_trainer(load_recipe("line", more))
+    build_trainer(load_recipe("line", [*more, "accept_changes=true"])).train()
+    assert json.loads(Path("run/recipe.json").read_text())["options"] == {"width": 3}
+
+
+def test_another_shape_of_model_is_refused_as_a_changed_option(folder: Path) -> None:
+    build_trainer(load_recipe("line")).train()
+    with pytest.raises(ConfigError, match=r"recipe.width: 3 when the run began, 4 now"):
+        build_trainer(load_recipe("line", ["recipe.width=4"]))
+
+
+def test_other_options_are_fine_while_nothing_was_saved_and_at_a_fresh_start(folder: Path) -> None:
+    build_trainer(load_recipe("line", ["save_enabled=false"])).train()
+    build_trainer(load_recipe("line", ["recipe.width=4"])).train()
+    build_trainer(load_recipe("line", ["recipe.width=5", "resume_from_checkpoint=false"])).train()
+    assert json.loads(Path("run/recipe.json").read_text())["options"] == {"width": 5}
+
+
+def test_a_changed_recipe_is_told_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_trainer(load_recipe("line")).train()
+    (folder / "recipe.py").write_text(RECIPE + "# changed\n")
+    build_trainer(load_recipe("line", ["num_epochs=2"]))
+    assert "recipe.py has changed since this run began" in caplog.text
+
+
+def test_a_recipe_needs_a_model_and_data_only() -> None:
+    recipe = Recipe(torch.nn.Linear(1, 1), [1])
+    assert (recipe.eval_dataset, recipe.data_collator, recipe.preprocessor, recipe.metrics_handler) == (None,) * 4

@@ -1,0 +1,169 @@
+"""The shape of the package as a test: who may import whom, what stays free of torch, what every file must have."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hezar_train"
+
+# Low to high: a part imports lower rows only; parts of one row are strangers to each other.
+ROWS = [
+    {"errors", "types"},
+    {"config"},
+    {"plan", "state"},
+    {"runtime"},
+    {"data", "optim", "metrics", "events", "checkpoint"},
+    {"hub"},
+    {"loop"},
+    {"hooks"},
+    {"trainer"},
+    {"multi_model"},
+    {"federated"},
+    {"report", "tune", "launch"},
+    {"cli"},
+    {"__main__"},
+]
+ROW_OF_PART = {part: number for number, parts in enumerate(ROWS) for part in parts}
+OWNERS = {
+    "accelerate": {"runtime", "events"},
+    "safetensors": {"checkpoint"},
+    "huggingface_hub": {"hub"},
+    "click": {"cli"},
+}
+TORCH_FREE = {"__init__", "__main__", "errors", "types", "config", "plan", "state", "launch", "cli"}
+HEAVY = {"torch", "numpy", "accelerate", "safetensors", "transformers", "datasets"}
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}
+
+
+class Import(NamedTuple):
+    """One module that a file imports when it runs."""
+
+    name: str
+    is_at_module_level: bool
+
+
+def _modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _part(path: Path) -> str:
+    """Return the row's name of a file: its package or, at the top, the module itself."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def _imports(node: ast.AST, is_top: bool = True) -> Iterator[Import]:
+    """Yield what a file imports, wherever it does so, but for type checkers."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, is_top) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are written in full"
+            names = [f"{child.module}.{alias.name}" for alias in child.names]
+            yield from (Import(name, is_top) for name in names)
+        else:
+            yield from _imports(child, is_top and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _imports_of(path: Path) -> list[Import]:
+    return list(_imports(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_name)
+def test_a_file_belongs_to_a_part_of_the_design(path: Path) -> None:
+    assert _part(path) in {*ROW_OF_PART, "__init__"}
+    assert path.stem not in VAGUE_NAMES
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_name)
+def test_a_file_imports_lower_parts_only(path: Path) -> None:
+    part = _part(path)
+    for name in (found.name for found in _imports_of(path) if found.name.startswith("hezar_train.")):
+        other = name.split(".")[1]
+        if other in {part, "__version__"}:
+            continue
+        assert part != "__init__", "the top level imports nothing until a name is asked for"
+        assert ROW_OF_PART[other] < ROW_OF_PART[part], f"{_name(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_name)
+def test_a_foreign_package_is_used_by_its_owner_only(path: Path) -> None:
+    for name in (found.name.split(".")[0] for found in _imports_of(path)):
+        assert _part(path) in OWNERS.get(name, {_part(path)}), f"{_name(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", [path for path in _modules() if _part(path) in TORCH_FREE], ids=_name)
+def test_a_light_file_imports_nothing_heavy_at_module_level(path: Path) -> None:
+    assert not {found.name.split(".")[0] for found in _imports_of(path) if found.is_at_module_level} & HEAVY
+
+
+def test_the_light_parts_load_without_anything_heavy() -> None:
+    modules = ", ".join(f"hezar_train.{part}" for part in sorted(TORCH_FREE - {"__init__", "__main__"}))
+    code = f"import sys, hezar_train, {modules}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, hezar_train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("path", [path for path in _modules() if path.name != "__main__.py"], ids=_name)
+def test_a_module_says_what_it_is_for_and_what_is_public(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), "the docstring is missing"
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    assert any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets), "__all__ is missing"
+
+
+@pytest.mark.parametrize(
+    "part", ["config", "data", "optim", "metrics", "events", "checkpoint", "loop", "hooks", "trainer"]
+)
+def test_what_a_package_names_it_has(part: str) -> None:
+    module = __import__(f"hezar_train.{part}", fromlist=["__all__"])
+    assert module.__all__
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def _pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return {_canonical(name): version for name, version in (line.split("==") for line in lines if "==" in line)}
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _stated() -> list[tuple[str, str, str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = project["dependencies"] + [line for extra in project["optional-dependencies"].values() for line in extra]
+    matches = [re.fullmatch(r"([\w.-]+)(>=|==)([\d.]+)", line) for line in lines if not line.startswith("hezar-train[")]
+    assert all(matches), "a requirement is a name with the version that was run"
+    return sorted({match.groups() for match in matches if match})  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("name", "operator", "bound"), _stated())
+def test_a_lower_bound_is_a_version_that_was_run(name: str, operator: str, bound: str) -> None:
+    pinned = _pinned()[_canonical(name)]
+    assert (pinned if operator == "==" else ".".join(pinned.split(".")[:2])) == bound
+
+
+def test_the_makefile_installs_the_pinned_torch() -> None:
+    assert f"TORCH := torch=={_pinned()['torch']}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -1,0 +1,184 @@
+"""The model for others, and what a person reads about a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from hezar_train import Trainer, TrainerConfig
+
+Build = Callable[..., Trainer]
+
+
+class OwnConfig:
+    """A config that writes itself, as Hezar's do."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def save(self, folder: str, filename: str) -> None:
+        (Path(folder) / filename).write_text(self._text)
+
+
+class Tokenizer:
+    """A tokenizer that writes itself, as those of transformers do."""
+
+    def save_pretrained(self, folder: str) -> None:
+        (Path(folder) / "tokenizer.json").write_text("{}")
+
+
+class Rows(list):  # type: ignore[type-arg]
+    """A dataset with a config."""
+
+    config = OwnConfig("name: digits\n")
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+class TestSave:
+    @pytest.fixture
+    def trainer(self, toy: Build, classifier: Any, rows: Any) -> Trainer:
+        model = classifier()
+        model.config = OwnConfig("width: 4\n")
+        built = toy(model=model, train_dataset=Rows(rows()), preprocessor=Tokenizer())
+        built.train()
+        return built
+
+    def test_weights_and_configs_are_at_the_root_and_the_trainers_files_below(
+        self, trainer: Trainer, tmp_path: Path
+    ) -> None:
+        assert trainer.save(tmp_path / "out") == tmp_path / "out"
+        assert files_of(tmp_path / "out") == [
+            "model.safetensors",
+            "model_config.yaml",
+            "tokenizer.json",
+            "train/dataset_config.yaml",
+            "train/optimizer.safetensors",
+            "train/train_config.yaml",
+            "train/trainer_state.json",
+        ]
+
+    def test_the_files_hold_what_they_say(self, trainer: Trainer, tmp_path: Path) -> None:
+        out = trainer.save(tmp_path / "out")
+        assert torch.equal(load_file(out / "model.safetensors")["layer.weight"], trainer.model.layer.weight)  # type: ignore[union-attr, arg-type]
+        assert (out / "model_config.yaml").read_text() == "width: 4\n"
+        assert (out / "train/dataset_config.yaml").read_text() == "name: digits\n"
+        assert TrainerConfig.load(out / "train") == trainer.config
+        assert json.loads((out / "train/trainer_state.json").read_text())["state"]["global_step"] == 5
+        assert len(load_file(out / "train/optimizer.safetensors")) == 6  # step and two moments of two parameters
+
+    def test_every_name_may_be_given(self, trainer: Trainer, tmp_path: Path) -> None:
+        trainer.save(
+            tmp_path / "out", config_filename="t.yaml", model_filename="m.safetensors", model_config_filename="m.yaml",
+            subfolder="below", dataset_config_file="d.yaml", optimizer_file="o.safetensors",
+        )  # fmt: skip
+        assert files_of(tmp_path / "out") == [
+            "below/d.yaml", "below/o.safetensors", "below/t.yaml", "below/trainer_state.json", "m.safetensors",
+            "m.yaml", "tokenizer.json",
+        ]  # fmt: skip
+
+    def test_nothing_in_a_run_or_an_export_is_a_pickle(self, trainer: Trainer, tmp_path: Path) -> None:
+        trainer.save(tmp_path / "out")
+        paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(paths) > 15
+        for path in paths:
+            assert path.suffix not in {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
+            assert path.read_bytes()[:2] not in {b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"}
+
+    def test_it_can_be_trained_on_from(self, trainer: Trainer, tmp_path: Path, toy: Build) -> None:
+        out = trainer.save(tmp_path / "out")
+        other = toy(out="other", init_weights_from=out)
+        assert torch.equal(other.model.layer.weight, trainer.model.layer.weight)  # type: ignore[union-attr, arg-type]
+
+    def test_a_second_save_replaces_the_first(self, trainer: Trainer, tmp_path: Path) -> None:
+        out = trainer.save(tmp_path / "out")
+        before = files_of(out)
+        with torch.no_grad():
+            trainer.model.layer.weight.zero_()  # type: ignore[union-attr, operator]
+        trainer.save(out)
+        assert files_of(out) == before
+        assert not load_file(out / "model.safetensors")["layer.weight"].any()
+
+    def test_a_plain_module_gives_a_plain_export(self, toy: Build, tmp_path: Path) -> None:
+        toy().save(tmp_path / "out")
+        assert files_of(tmp_path / "out") == [
+            "model.safetensors", "train/optimizer.safetensors", "train/train_config.yaml", "train/trainer_state.json",
+        ]  # fmt: skip
+
+    def test_tied_weights_are_written_once(self, toy: Build, tmp_path: Path) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.one = nn.Linear(4, 4)
+                self.other = nn.Linear(4, 4)
+                self.other.weight = self.one.weight
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                logits: torch.Tensor = self.other(self.one(x))
+                return logits
+
+        out = toy(model=Tied()).save(tmp_path / "out")
+        assert sorted(load_file(out / "model.safetensors")) == ["one.bias", "one.weight", "other.bias"]
+
+
+class TestPrintInfo:
+    def test_it_shows_the_facts_of_the_run(self, toy: Build, rows: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        trainer = toy(
+            task="text_classification", eval_dataset=rows(7), num_epochs=3, gradient_accumulation_steps=2,
+            optimizer="sgd", lr_scheduler="one_cycle", save_steps=4, log_steps=2, metric_for_best_model="accuracy",
+            seed=9,
+        )  # fmt: skip
+        trainer.print_info()
+        shown = dict(line.rstrip().split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+        facts = {name.strip(): value.strip() for name, value in shown.items()}
+        expected = {
+            "Task": "text_classification",
+            "Model": "Classifier",
+            "Parameters": "15 (15 trained)",
+            "Device": "cpu",
+            "Processes": "1",
+            "Precision": "fp32",
+            "Training samples": "20",
+            "Evaluation samples": "7",
+            "Epochs": "3",
+            "Batch size": "4",
+            "Gradient accumulation": "2",
+            "Samples per update": "8",
+            "Steps per epoch": "5",
+            "Total steps": "15",
+            "Total updates": "9",
+            "Optimizer": "SGD",
+            "Schedule": "OneCycleLR",
+            "Best model by": "evaluation.accuracy",
+            "Saves": "every 2 updates and at epoch ends",
+            "Logs": "every 1 updates and at epoch ends",
+            "Seed": "9",
+            "Starts at": "the beginning",
+        }
+        assert expected.items() <= facts.items()
+        assert len(facts) >= 23
+
+    def test_frozen_parameters_are_told_apart(self, toy: Build, classifier: Any, capsys: Any) -> None:
+        model = classifier()
+        model.layer.weight.requires_grad_(False)
+        toy(model=model).print_info()
+        assert "15 (3 trained)" in capsys.readouterr().out
+
+    def test_train_shows_it_first(self, toy: Build, capsys: pytest.CaptureFixture[str]) -> None:
+        toy().train()
+        assert capsys.readouterr().out.startswith("Output folder")
+
+    def test_a_resumed_run_says_where_it_starts(self, toy: Build, capsys: pytest.CaptureFixture[str]) -> None:
+        toy(num_epochs=1).train()
+        capsys.readouterr()
+        toy(num_epochs=2, resume_from_checkpoint=True).print_info()
+        assert "step 5, epoch 1" in capsys.readouterr().out
