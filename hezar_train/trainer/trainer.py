@@ -449,7 +449,7 @@ class Trainer:
         """Hold everything that exists only while the run trains: lock, signal handlers, files, the writer."""
         with RunLock(self.folder.lock), self._flag, self.storage:
             self._enter_folder()
-            self._source.restore(None if self.state.epoch_finished else self._snapshot.cursor)
+            self._source.restore(self._snapshot.cursor)
             self.progress = Progress(
                 self.plan.total_steps, self.plan.num_epochs, self.state.global_step, enabled=self.runtime.is_main
             )

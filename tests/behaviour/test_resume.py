@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import shutil
 import threading
@@ -25,10 +26,11 @@ from workload import (
     make_net,
     make_trainer,
     rows_of,
+    scalars_of,
 )
 
 from hezar_train import Hook, Trainer
-from hezar_train.errors import CheckpointError, ConfigError, RunLockedError
+from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError
 from hezar_train.events import EventWriter
 from hezar_train.types import Mode
 
@@ -438,6 +440,33 @@ def test_evaluating_and_saving_do_not_move_the_global_generators(tmp_path: Path)
     trainer.save(tmp_path / "export")
     trainer.verify_invariance()
     assert _random_state() == before
+
+
+def test_an_empty_dataset_is_not_replaced_by_the_default_one_and_nothing_is_shuffled(tmp_path: Path) -> None:
+    trainer, given = make_trainer(tmp_path), NoisyPoints(10)
+    with pytest.raises(DataError, match="the evaluation data is empty"):
+        trainer.evaluate([])
+    trainer.evaluate(given)
+    assert given.fetched == list(range(10))
+
+
+@pytest.mark.parametrize("step", [None, 8, 14])
+def test_every_value_is_in_every_log_exactly_once(tmp_path: Path, step: int | None) -> None:
+    if step is not None:
+        crash(make_trainer(tmp_path, hooks=[CrashAt(step, "on_batch_start")]))
+    trainer = make_trainer(tmp_path)
+    trainer.train()
+    values = [(row["step"], name) for row in rows_of(tmp_path) for name in row]
+    logged = [(at, name) for at, name in values if name not in {"step", "epoch"}]
+    assert len(logged) == len(set(logged))
+    assert [at for at, name in logged if name == "evaluation.loss"] == [8, 16]
+    assert [at for at, name in logged if name == "train.loss"] == [3, 6, 8, 11, 14, 16]
+    table = trainer.load_csv_logs()
+    assert table["step"] == [row["step"] for row in rows_of(tmp_path)]
+    for name, values_of_name in scalars_of(tmp_path).items():
+        rows = [(row["step"], row[name]) for row in rows_of(tmp_path) if name in row]
+        assert values_of_name == [(at, pytest.approx(value)) for at, value in rows]
+        assert [value for value in table[name] if not math.isnan(value)] == [value for _, value in rows]
 
 
 def test_training_works_outside_the_main_thread(tmp_path: Path, unbroken: Path) -> None:

@@ -150,6 +150,7 @@ EXACT: dict[str, Callable[[], Any]] = {
 LOST: dict[str, tuple[Callable[[], Any], str]] = {
     "a stream": (Stream, r"Stream has no state_dict\(\) and load_state_dict\(\)"),
     "a sampler": (lambda: loader_of(Shuffled), r"sampler Shuffled has no state_dict\(\)"),
+    "a shuffle buffer": (lambda: hub_stream(seed=3, buffer_size=10), r"does not hold what is in it"),
     "a sampler of batches": (lambda: batches_of(ByEpoch), r"sampler ByEpoch has no state_dict\(\)"),
 }
 
@@ -161,7 +162,7 @@ def build(out: Path, data: Any, *hooks: Hook, **changes: Any) -> Trainer:
     return Trainer(config, make_net(), data, NoisyPoints(10), data_collator=collate, hooks=hooks)
 
 
-@pytest.mark.parametrize("step", [5, 7, 8, 11, 14])
+@pytest.mark.parametrize("step", [7, 8, 14])
 @pytest.mark.parametrize("form", EXACT)
 def test_a_crashed_run_ends_like_the_unbroken_one(
     tmp_path: Path, unbroken_runs: Callable[[str], Path], form: str, step: int
@@ -198,13 +199,6 @@ def test_without_a_state_a_stream_still_goes_on_at_the_next_epoch(tmp_path: Path
     build(tmp_path / "unbroken", Stream()).train()
     crash(build(tmp_path / "broken", Stream(), CrashAt(8, "on_epoch_start")))
     build(tmp_path / "broken", Stream()).train()
-    assert differences(tmp_path / "unbroken", tmp_path / "broken") == []
-
-
-def test_a_shuffle_buffer_of_the_datasets_library(tmp_path: Path, unbroken_runs: Callable[[str], Path]) -> None:
-    build(tmp_path / "unbroken", hub_stream(seed=3, buffer_size=10)).train()
-    crash(build(tmp_path / "broken", hub_stream(seed=3, buffer_size=10), CrashAt(7, "on_batch_start")))
-    build(tmp_path / "broken", hub_stream(seed=3, buffer_size=10)).train()
     assert differences(tmp_path / "unbroken", tmp_path / "broken") == []
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -126,7 +127,7 @@ def test_a_forked_child_meets_signals_as_if_there_were_no_flag(
         if child == 0:
             try:
                 send(number)
-                signal.pause()
+                time.sleep(5)  # the signal comes first
             except KeyboardInterrupt:
                 os._exit(7)
             os._exit(8)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,15 +17,21 @@ from hezar_train.runtime import build_runtime
 needs_no_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reason="tells what a machine without says")
 
 
+@contextmanager
+def same_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_accelerate() -> Iterator[None]:
     """Let no test see what another one asked of Accelerate, which keeps it in a global and in the environment."""
-    environment = dict(os.environ)
     AcceleratorState._reset_state(reset_partial_state=True)
-    yield
+    with same_environment():
+        yield
     AcceleratorState._reset_state(reset_partial_state=True)
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 def config(**fields: Any) -> TrainerConfig:
@@ -121,11 +128,11 @@ class TestProcesses:
             build_runtime(config(), alone)
 
     def test_processes_that_cannot_find_each_other_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.delenv("MASTER_ADDR", raising=False)
-        with pytest.raises(ConfigError, match=r"Accelerate refused .*WORLD_SIZE='2': .*MASTER_ADDR"):
-            build_runtime(config(use_cpu=True))
-        monkeypatch.setenv("WORLD_SIZE", "1")
+        with same_environment():
+            monkeypatch.setenv("WORLD_SIZE", "2")
+            with pytest.raises(ConfigError, match=r"Accelerate refused .*WORLD_SIZE='2': .*MASTER_ADDR"):
+                build_runtime(config(use_cpu=True))
         assert build_runtime(config(use_cpu=True)).num_processes == 1
 
     def test_a_launcher_with_one_process_is_fine(self, monkeypatch: pytest.MonkeyPatch) -> None:

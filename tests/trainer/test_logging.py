@@ -377,6 +377,7 @@ class TestTrackers:
         toy(accelerator=accelerator).train()
         assert (len(notebook.values), notebook.finished) == (1, 0)
 
+    @pytest.mark.filterwarnings("ignore:.*no supported trackers are currently installed")
     def test_a_tracker_whose_package_is_not_installed_is_named(self, toy: Build) -> None:
         with pytest.raises(ConfigError, match="trackers has 'clearml', but its package is not installed"):
             toy(trackers=["clearml", "tensorboard"])
