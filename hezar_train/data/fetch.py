@@ -98,13 +98,15 @@ def _seeded(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
 
 
 def _unseeded(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
-    """Fetch samples that draw nothing; the collator may draw (masks), so it is seeded, once a batch."""
+    """Fetch samples that draw nothing; a user's collator may draw (masks), so it is seeded, once a batch."""
     many = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
+    draws = collate is not default_collator
 
     def fetch(epoch: int, indices: Indices) -> Any:
         whole = [int(index) for index in indices]
         samples = many(whole)
-        seed_python_numpy_torch(sample_seed(seed, epoch, whole[0] if whole else 0))
+        if draws:
+            seed_python_numpy_torch(sample_seed(seed, epoch, whole[0] if whole else 0))
         return collate(samples)
 
     return fetch

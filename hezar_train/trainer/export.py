@@ -5,6 +5,7 @@ No pickle is written. A model's or dataset's config is written by its own `save_
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class ExportNames:
     subfolder: str
     dataset_config: str
     optimizer: str
+    lr_scheduler: str
     state: str
 
 
@@ -44,6 +46,8 @@ def export(path: Path, snapshot: Snapshot, dataset: Any, names: ExportNames) -> 
     _write_tensors(below / names.optimizer, parts.optimizer)
     write_atomically(below / names.state, parts.files[STATE_FILE])
     write_atomically(below / names.config, parts.files[CONFIG_FILE])
+    if snapshot.schedule.scheduler is not None:
+        write_atomically(below / names.lr_scheduler, json.dumps(snapshot.schedule.state_dict(), indent=1) + "\n")
     _save_own(getattr(unwrap(snapshot.model), "config", None), path, names.model_config)
     _save_own(getattr(dataset, "config", None), below, names.dataset_config)
     if snapshot.write_preprocessor is not None:

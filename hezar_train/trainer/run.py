@@ -109,6 +109,7 @@ class Run:
             if not self._is_abandoned:
                 self._writer.close()
         finally:
+            self.state.files = self.records.flush()  # a second call of train() goes on from here, not from the last save
             self.records.close()
             self.progress.close()
         if self._writer.failed_saves:

@@ -47,6 +47,7 @@ class TrainSteps:
         self._autocast, self._scaler = runtime.autocast(), runtime.scaler
         self._device, self._moves = runtime.device, runtime.device.type != "cpu"
         self._seed, self._rank = seed, runtime.rank
+        self._open_steps = 0
         self.storage: EventStorage | None = None
         self.ledger: Ledger | None = None
 
@@ -122,8 +123,10 @@ class TrainSteps:
         state = self._state
         state.global_step += 1
         state.epoch_step += 1
+        self._open_steps += 1
         if not ctx.closes_window:
             return
+        self._open_steps = 0
         window: Window = ctx.window
         state.position = window.first + window.count
         state.epoch_finished = window.ends_epoch
@@ -140,10 +143,18 @@ class TrainSteps:
             self.storage.step = state.global_step
             self.storage.put_scalar("train.step_loss", ctx.loss_value)
 
+    def forget_open_window(self) -> None:
+        """Take back the steps of a window that a failure left open: they changed no weight."""
+        self._state.global_step -= self._open_steps
+        self._state.epoch_step -= self._open_steps
+        self._open_steps = 0
+        self._updater.zero_grad()
+
     def schedule(self, ctx: Context) -> None:
-        """Tick the schedule after an applied update."""
-        if ctx.closes_window and ctx.applied:
-            self._schedule.after_update(self._state.update_step, ctx.window.ends_epoch)
+        """Tick the schedule after an applied update; one that ticks by the epoch also when the last one was skipped."""
+        ends_epoch = ctx.closes_window and ctx.window.ends_epoch
+        if ctx.closes_window and (ctx.applied or (ends_epoch and self._schedule.period_updates is None)):
+            self._schedule.after_update(self._state.update_step, ends_epoch)
 
 
 def share_of(window: Window, number: int) -> float:

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -105,6 +105,7 @@ class Trainer:
     dataset_config_file: ClassVar[str] = "dataset_config.yaml"
     trainer_state_file: ClassVar[str] = "trainer_state.json"
     optimizer_file: ClassVar[str] = "optimizer.safetensors"
+    lr_scheduler_file: ClassVar[str] = "lr_scheduler.json"
     model_file: ClassVar[str] = "model.safetensors"
 
     def __init__(
@@ -299,6 +300,7 @@ class Trainer:
         subfolder: str | None = None,
         dataset_config_file: str | None = None,
         optimizer_file: str | None = None,
+        lr_scheduler_file: str | None = None,
     ) -> Path:
         """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below."""
         names = ExportNames(
@@ -308,6 +310,7 @@ class Trainer:
             subfolder=subfolder or self.trainer_subfolder,
             dataset_config=dataset_config_file or self.dataset_config_file,
             optimizer=optimizer_file or self.optimizer_file,
+            lr_scheduler=lr_scheduler_file or self.lr_scheduler_file,
             state=self.trainer_state_file,
         )
         export(Path(path), self._snapshot, self.train_dataset, names)
@@ -448,6 +451,7 @@ class Trainer:
     def _under_way(self) -> Iterator[tuple[Run, Routine]]:
         """Hold everything that exists only while the run trains: lock, signal handlers, files, the writer."""
         with RunLock(self.folder.lock), self._flag, self.storage:
+            self._steps.forget_open_window()  # of a failed call, and what a user's own backward left behind
             self._enter_folder()
             self._source.restore(self._snapshot.cursor)
             self.progress = Progress(
@@ -456,7 +460,6 @@ class Trainer:
             run = self._begin_run()
             self._routine = Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self._step_and_settle)
             self.model.train()
-            self.optimizer.zero_grad()  # what a failed window or a user's own backward left behind
             try:
                 run.reserve_buffers()
                 yield run, self._routine
@@ -568,8 +571,8 @@ class Trainer:
         return self._routine or Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self._step_and_settle)
 
     def _measuring(self) -> AbstractContextManager[object]:
-        """Give a model that puts scalars somewhere to put them while nothing is logged."""
-        return EventStorage() if self._routine is None else nullcontext()
+        """Give a model that puts scalars somewhere to put them: they are no part of the training rows."""
+        return EventStorage()
 
     def _outputs_of(self, batch: Any) -> dict[str, Any]:
         """Run `forward`, whose override may return a bare tensor."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hezar_train import Hook, Trainer
+from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import HookError
 from hezar_train.loop import Moment
 from hezar_train.types import Mode
@@ -365,3 +365,40 @@ class TestTheEnd:
     def test_it_says_that_it_is_done(self, toy: Build, capsys: pytest.CaptureFixture[str]) -> None:
         toy().train()
         assert capsys.readouterr().out.splitlines()[-1] == "Training done!"
+
+
+def test_a_second_call_after_a_failure_inside_a_window_goes_on_from_the_last_update(tmp_path: Path) -> None:
+    class Trip(Hook):
+        is_armed = True
+
+        def after_step(self) -> None:
+            if self.is_armed and self.trainer.state.global_step == 6:  # the first half of the fourth window
+                self.is_armed = False
+                raise RuntimeError("tripped")
+
+    def build(folder: str, hooks: list[Hook]) -> Trainer:
+        torch.manual_seed(0)
+        data = [{"x": torch.ones(3) * i, "labels": i % 2} for i in range(20)]
+
+        class Net(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(3, 2)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.layer(x)
+
+        config = TrainerConfig(
+            str(tmp_path / folder), num_epochs=1, batch_size=2, gradient_accumulation_steps=2, learning_rate=0.1,
+            criterion="CrossEntropyLoss", use_cpu=True, log_steps=2,
+        )  # fmt: skip
+        return Trainer(config, Net(), data, hooks=hooks)
+
+    tripped, whole = build("tripped", [Trip()]), build("whole", [])
+    with pytest.raises(RuntimeError, match="tripped"):
+        tripped.train()
+    tripped.train()
+    whole.train()
+    assert tripped.state.global_step == whole.state.global_step == 10
+    assert torch.equal(tripped.model.layer.weight, whole.model.layer.weight)  # type: ignore[union-attr, arg-type]
+    assert (tmp_path / "tripped/ledger.jsonl").read_bytes() == (tmp_path / "whole/ledger.jsonl").read_bytes()

@@ -108,6 +108,12 @@ class TestSave:
         assert files_of(out) == before
         assert not load_file(out / "model.safetensors")["layer.weight"].any()
 
+    def test_a_schedule_is_written_as_json(self, toy: Build, tmp_path: Path) -> None:
+        toy(lr_scheduler="exponential", lr_scheduler_kwargs={"gamma": 0.5}).save(
+            tmp_path / "out", lr_scheduler_file="s.json"
+        )
+        assert json.loads((tmp_path / "out/train/s.json").read_text())["class"] == "ExponentialLR"
+
     def test_a_plain_module_gives_a_plain_export(self, toy: Build, tmp_path: Path) -> None:
         toy().save(tmp_path / "out")
         assert files_of(tmp_path / "out") == [
