@@ -147,7 +147,7 @@ class Trainer:
         self.state = TrainerState(total_epochs=self.config.num_epochs, metric_for_best_checkpoint=self.best_key)
         self.storage = EventStorage()
         self.ctx = Context(config=self.config, model=self.model, state=self.state, storage=self.storage)
-        self.hooks: dict[Mode, HookSet] = {Mode.TRAIN: HookSet(), Mode.VAL: HookSet()}
+        self.hooks: dict[Mode, HookSet] = {mode: HookSet() for mode in Mode}
         self._assemble_loop()
         self._hook_objects: list[Hook] = []
         self._snapshot = self._make_snapshot()
@@ -489,6 +489,8 @@ class Trainer:
                 self.folder.write_best(self.state)
         elif (previous := self.folder.move_previous_aside()) is not None:
             logger.info("an earlier run in this folder was moved to %s", previous)
+        if self._source.resume_problem and self.config.save_enabled:
+            logger.warning("this run can be resumed at epoch ends only: %s", self._source.resume_problem)
         self.config.save(self.folder.root, self.trainer_config_file)
         self.plan.save(self.folder.plan)
 
