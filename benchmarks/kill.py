@@ -3,9 +3,10 @@
     python benchmarks/kill.py [--kills 50] [--workers 0 2] [--kills-per-run 5] [--parallel 2] [--seed 1]
 
 Each run is a fresh process that is killed a few times (the main process alone: its workers must not be in the way) and
-then left to finish. Kills strike while it starts, while it trains, and while a checkpoint is being written (the hidden
-folder that is left behind is the proof). Weights, optimizer state, every logged value, ledger, evaluations and best
-result must be the same to the bit; only times, rates and memory may differ. Exits with 1 if a run differs.
+then left to finish. Kills strike right after it has taken its place, while it trains, and while a checkpoint is being
+written (the hidden folder that is left behind is the proof). Weights, optimizer state, every logged value, ledger,
+evaluations and best result must be the same to the bit; only times, rates and memory may differ. Exits with 1 if a run
+differs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ WORKLOAD = Path(__file__).parents[1] / "tests" / "behaviour" / "workload.py"
 BALLAST = 400_000  # parameters that make a save take a while
 POLL_SECONDS = 0.0005
 LONGEST_RUN_SECONDS = 120.0
-START_SECONDS = 3.0  # about as long as imports take
+START_SECONDS = 0.1  # in which files are cut back to the checkpoint and the first steps are done
 BETWEEN_KILLS_SECONDS = 0.7  # of training, at most: so that a run is killed several times before it ends
 STARTS, TRAINS, SAVES = "starts", "trains", "saves"
 MIX = (STARTS, TRAINS, TRAINS, TRAINS, TRAINS, SAVES, SAVES, SAVES, SAVES, SAVES)
@@ -93,17 +94,15 @@ def kill_and_compare(command: Command, run: Path, unbroken: Path, kinds: list[st
         outcome.inside_save += _is_saving(run)
     command.finish(run)
     outcome.starts += 1
-    outcome.differences = [f"{run.name}: {name}" for name in load_workload().differences(unbroken, run)]
+    found = load_workload().differences(unbroken, run) + [path.name for path in _leftovers(run)]
+    outcome.differences = [f"{run.name}: {name}" for name in found]
     return outcome
 
 
 def _kill_when(process: subprocess.Popen[bytes], run: Path, kind: str, rng: random.Random) -> bool:
     """Wait for a moment of that kind and kill the main process; return False if it ended before."""
-    if kind == STARTS:
-        time.sleep(rng.uniform(0.5, START_SECONDS))
-    else:
-        _wait_until(process, lambda: _holder(run) == process.pid)
-        time.sleep(rng.uniform(0.0, BETWEEN_KILLS_SECONDS))
+    _wait_until(process, lambda: _holder(run) == process.pid)
+    time.sleep(rng.uniform(0.0, START_SECONDS if kind == STARTS else BETWEEN_KILLS_SECONDS))
     if kind == SAVES:
         _wait_until(process, lambda: not _is_saving(run))  # one that was left by the last kill, or is under way
         _wait_until(process, lambda: _is_saving(run))
@@ -127,7 +126,11 @@ def _holder(run: Path) -> int | None:
 
 
 def _is_saving(run: Path) -> bool:
-    return any((run / "checkpoints").glob(".tmp-*"))
+    return any(_leftovers(run))
+
+
+def _leftovers(run: Path) -> Iterator[Path]:
+    return (run / "checkpoints").glob(".tmp-*")
 
 
 def _log_of(run: Path) -> Path:

@@ -56,6 +56,27 @@ class PrecisionType(StrEnum):
 
 class MetricType(StrEnum):
     ACCURACY = "accuracy"
+    AUROC = "auroc"
+    BLEU = "bleu"
+    CER = "cer"
+    CHRF = "chrf"
+    CONFUSION_MATRIX = "confusion_matrix"
+    F1 = "f1"
+    MAE = "mae"
+    MATTHEWS = "matthews"
+    MSE = "mse"
+    PEARSON = "pearson"
+    PERPLEXITY = "perplexity"
+    PRECISION = "precision"
+    R2 = "r2"
+    RECALL = "recall"
+    RMSE = "rmse"
+    ROUGE = "rouge"
+    SEQEVAL = "seqeval"
+    SPEARMAN = "spearman"
+    TOKEN_ACCURACY = "token_accuracy"
+    TOP_K_ACCURACY = "top_k_accuracy"
+    WER = "wer"
 
 
 class Mode(StrEnum):

@@ -74,7 +74,18 @@ def _sync_folder(folder: Path) -> None:
 
 def to_yaml(mapping: Mapping[str, Any]) -> str:
     """Return a mapping as YAML, in its own order."""
-    return yaml.safe_dump(to_plain(mapping), sort_keys=False, allow_unicode=True)
+    return yaml.dump(to_plain(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quote text that has a line break of any kind: in other styles some breaks read back as spaces."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if text and text.splitlines() != [text] else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def to_json(mapping: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ def metric_to_plain(metric: Any) -> Any:
         return str(metric)
     if isinstance(metric, MetricConfig):
         return metric.to_dict()
-    return str(getattr(metric, "name", type(metric).__name__))
+    return str(getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__))
 
 
 def metrics_from_plain(metrics: Any) -> Any:
@@ -87,5 +87,5 @@ def problems_of_metric(metric: Any) -> Iterator[str]:
             MetricConfig(**{str(key): value for key, value in metric.items()})
         except ConfigError as error:
             yield from error.problems
-    elif not callable(getattr(metric, "compute", None)):
-        yield wrong_type("a metric", metric, "a name, a MetricConfig or an object with compute()")
+    elif not callable(metric) and not callable(getattr(metric, "compute", None)):
+        yield wrong_type("a metric", metric, "a name, a MetricConfig, a function or an object with compute()")

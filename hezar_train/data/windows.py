@@ -143,7 +143,8 @@ class MapSource:
         order = self._order
         take = _Reader(
             RangedSampler(
-                self.num_samples or 0, self.batch_size, position, shuffle=order.shuffle, seed=order.seed,
+                self.num_samples or 0, self.batch_size, min(position, self.num_samples or 0),  # the data may have shrunk
+                shuffle=order.shuffle, seed=order.seed,
                 epoch=order.key(epoch),
             ).chunks()
         ).take  # fmt: skip

@@ -1,5 +1,39 @@
 """Metrics: counts that merge, computed once over the whole set."""
 
-from hezar_train.metrics.handlers import ClassificationHandler, MetricsHandler, handler_for
+from hezar_train.metrics.bootstrap import interval, poisson_weights
+from hezar_train.metrics.handlers import (
+    ClassificationHandler,
+    LanguageModelingHandler,
+    MetricsHandler,
+    RegressionHandler,
+    SequenceLabelingHandler,
+    TextHandler,
+    WholeSetHandler,
+    without_ignored,
+)
+from hezar_train.metrics.metric import AdditiveMetric, Metric, Table
+from hezar_train.metrics.normalise import normalise
+from hezar_train.metrics.registry import build_metric, known_metrics, register_metric
+from hezar_train.metrics.tasks import handler_for, settle_handler
 
-__all__ = ["ClassificationHandler", "MetricsHandler", "handler_for"]
+__all__ = [
+    "AdditiveMetric",
+    "ClassificationHandler",
+    "LanguageModelingHandler",
+    "Metric",
+    "MetricsHandler",
+    "RegressionHandler",
+    "SequenceLabelingHandler",
+    "Table",
+    "TextHandler",
+    "WholeSetHandler",
+    "build_metric",
+    "handler_for",
+    "interval",
+    "known_metrics",
+    "normalise",
+    "poisson_weights",
+    "register_metric",
+    "settle_handler",
+    "without_ignored",
+]

@@ -70,7 +70,7 @@ class ClassCounts:
     def _count_labels(self, predicted: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None) -> None:
         counts = self._room_for(target.shape[-1], target.device, weights)
         counted = target >= 0
-        predicted, actual = predicted.bool() & counted, (target > 0) & counted
+        predicted, actual = predicted & counted, target > 0
         each = torch.stack([predicted & actual, predicted, actual], dim=1).to(counts)  # (samples, 3, labels)
         rows = torch.ones(1, len(each)).to(counts) if weights is None else weights.to(counts)
         counts[:, 1 : 1 + each.shape[2]] += torch.einsum("rs,spl->plr", rows, each)
@@ -182,7 +182,7 @@ def class_ids(predictions: Any, targets: Any, *, multilabel: bool = False) -> tu
     predicted, target = torch.as_tensor(predictions), torch.as_tensor(targets)
     if multilabel:
         predicted = predicted > 0
-    elif predicted.dim() == target.dim() + 1:
+    elif predicted.dim() == target.dim() + 1 and predicted.is_floating_point() and predicted.shape[-1] > 1:
         predicted = predicted.argmax(dim=-1)
     if predicted.shape != target.shape or target.dim() < (2 if multilabel else 1):
         expected = "0/1 or logits, (samples, labels) both" if multilabel else "class ids, or logits with one axis more"
@@ -212,10 +212,11 @@ def _grown(counts: torch.Tensor, num_places: int) -> torch.Tensor:
 
 def _table_per_class(counts: Counts, names: ClassCounts) -> Table:
     hits, predicted, actual = (row[0] for row in counts)
-    columns = torch.stack([hits / predicted, hits / actual, 2 * hits / (predicted + actual), actual], dim=1)
+    scores = torch.stack([hits / predicted, hits / actual, 2 * hits / (predicted + actual)], dim=1)
     return Table(
         name="per_class",
         rows=[names.name_of(label) for label in range(len(hits))],
         columns=["precision", "recall", "f1", "support"],
-        values=columns.tolist(),
+        # A class that never occurs scores 0: a report is JSON, which has no NaN.
+        values=torch.cat([scores.nan_to_num(0.0), actual[:, None]], dim=1).tolist(),
     )

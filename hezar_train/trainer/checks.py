@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from hezar_train.runtime import logger
 __all__ = [
     "best_key_of",
     "decide_evaluation",
+    "evaluation_sets",
     "in_order",
     "max_steps_of",
     "refuse_missing",
@@ -59,15 +61,37 @@ def decide_evaluation(config: TrainerConfig, eval_dataset: Any) -> bool:
     """Tell whether the run evaluates: if there is evaluation data and the config does not forbid it."""
     if config.do_evaluate and eval_dataset is None:
         raise ConfigError("do_evaluate=True, but no eval_dataset was given. Pass one, or leave do_evaluate out.")
-    if config.do_evaluate is not False and size_of(eval_dataset) == 0:
-        raise DataError("the eval_dataset is empty: expected at least one sample, or no eval_dataset at all.")
+    sets = evaluation_sets(None, eval_dataset) if eval_dataset is not None and config.do_evaluate is not False else {}
+    for name, data in sets.items():
+        if size_of(data) == 0:
+            which = f"eval_dataset[{name!r}]" if name else "the eval_dataset"
+            raise DataError(f"{which} is empty: expected at least one sample, or no such set at all.")
     return eval_dataset is not None and config.do_evaluate is not False
 
 
-def best_key_of(config: TrainerConfig, handler: MetricsHandler, evaluates: bool) -> str:
+def evaluation_sets(default: Any, given: Any) -> dict[str, Any]:
+    """Return the sets to evaluate on by name; a set without a name has the empty one."""
+    if isinstance(given, str):
+        if not isinstance(default, Mapping) or given not in default:
+            known = choices(default) if isinstance(default, Mapping) else "none: eval_dataset is a single set"
+            raise DataError(f"there is no evaluation set {given!r}. Named sets: {known}.")
+        return {"": default[given]}
+    data = default if given is None else given
+    if data is None:
+        raise DataError("there is no evaluation data: pass eval_dataset to the Trainer, or a dataset to evaluate()")
+    is_named = isinstance(data, Mapping) and all(isinstance(name, str) for name in data)
+    return dict(data) if is_named else {"": data}
+
+
+def best_key_of(config: TrainerConfig, handler: MetricsHandler, eval_dataset: Any) -> str:
     """Return the full name of the metric that decides the best model, checked against what there will be."""
+    evaluates = eval_dataset is not None
     key = config.best_metric_key(evaluates)
-    known = ["train.loss"] + [f"evaluation.{name}" for name in ("loss", *handler.output_keys) if evaluates]
+    if evaluates and handler.output_keys is None:
+        return key
+    sets = evaluation_sets(None, eval_dataset) if evaluates else {}
+    outputs = ["loss", *(handler.output_keys or [])]
+    known = ["train.loss", *(".".join(filter(None, ("evaluation", name, one))) for name in sets for one in outputs)]
     if key not in known:
         given = config.metric_for_best_model
         raise ConfigError(
@@ -103,6 +127,9 @@ def tell_weights(report: WeightReport, source: str | os.PathLike[str]) -> None:
 def size_of(data: Any) -> int | None:
     """Return the number of samples, None where there is no telling."""
     data = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(data, Mapping) and 0 not in data:
+        sizes = [size_of(one) for one in data.values()]
+        return None if None in sizes else sum(size or 0 for size in sizes)
     return len(data) if hasattr(data, "__len__") else None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +15,20 @@ from hezar_train.data import Window
 from hezar_train.errors import DataError, TrainingInterrupted
 from hezar_train.hooks import Progress, StopFlag
 from hezar_train.loop import Context, HookSet, Moment
-from hezar_train.metrics import MetricsHandler
+from hezar_train.metrics import MetricsHandler, Table, poisson_weights
 from hezar_train.trainer.models import labels_of
+from hezar_train.trainer.worst import WorstSamples
 
-__all__ = ["EvaluationSteps", "looking_only"]
+__all__ = ["EvaluationReport", "EvaluationSteps", "looking_only"]
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """The outcome of an evaluation: numbers by name, tables, and the samples that went worst."""
+
+    metrics: dict[str, float]
+    tables: list[Table]
+    worst_samples: list[dict[str, Any]]
 
 
 class EvaluationSteps:
@@ -28,8 +40,12 @@ class EvaluationSteps:
         evaluation_step: Callable[[Any], dict[str, Any]],
         handler: MetricsHandler,
         flag: StopFlag,
+        bootstrap: tuple[int, int] = (0, 0),
     ) -> None:
+        """Measure with `handler`; `bootstrap` is the seed and the number of resamples."""
         self._prepare, self._evaluation_step, self._handler, self._flag = prepare, evaluation_step, handler, flag
+        self._seed, self._num_resamples = bootstrap
+        self._takes_rows = "weights" in inspect.signature(handler.update).parameters
         self.progress: Progress | None = None
 
     def register(self, hooks: HookSet) -> None:
@@ -45,6 +61,7 @@ class EvaluationSteps:
         self._loss: torch.Tensor | float = 0.0
         self._weight = 0.0
         self._batches = 0
+        self._worst = WorstSamples()
 
     def forward(self, ctx: Context) -> None:
         """Run the model and its loss on the batch."""
@@ -57,18 +74,37 @@ class EvaluationSteps:
         if weight:  # a mean over no unit is NaN
             self._loss = self._loss + ctx.outputs["loss"].double() * weight
             self._weight += weight
-        self._handler.update(ctx.outputs, labels_of(ctx.batch))
+        self._measure_metrics(window, ctx.outputs, labels_of(ctx.batch), weight)
         self._batches += 1
         if self.progress is not None:
             self.progress.advance_evaluation(self._batches)
         if self._flag.signal is not None:
             raise TrainingInterrupted(self._flag.exit_code, f"{self._flag.signal.name}: evaluation abandoned.")
 
-    def result(self) -> dict[str, float]:
-        """Return the loss and the handler's metrics over everything measured."""
+    def result(self) -> EvaluationReport:
+        """Return the loss and the handler's metrics over everything measured, with what a report shows beside them."""
         if self._weight == 0:
             raise DataError("the evaluation data is empty: there is nothing to measure")
-        return {"loss": float(self._loss) / self._weight, **self._handler.compute()}
+        metrics = {"loss": float(self._loss) / self._weight, **self._handler.compute()}
+        if self._num_resamples:
+            for key, (low, high) in self._handler.intervals().items():
+                metrics |= {f"{key}.low": low, f"{key}.high": high}
+        return EvaluationReport(metrics, self._handler.tables(), self._worst.listed())
+
+    def _measure_metrics(self, window: Window, outputs: Mapping[str, Any], labels: Any, num_units: float) -> None:
+        handler, rows = self._handler, None
+        if self._num_resamples:
+            numbers = torch.arange(window.first, window.first + window.count)
+            rows = poisson_weights(self._seed, numbers, self._num_resamples)
+        if self._takes_rows:
+            handler.update(outputs, labels, rows, num_units)
+        else:  # a user's own handler may take outputs and labels alone
+            handler.update(outputs, labels)
+        losses = None if labels is None else handler.sample_losses(outputs, labels)
+        if losses is not None:
+            self._worst.add(
+                window.first, losses, handler.predictions(outputs, labels), handler.targets(outputs, labels)
+            )
 
 
 @contextmanager

@@ -74,9 +74,9 @@ class RunFolder:
             path.rename(destination)
         return target
 
-    def record_evaluation(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
+    def record_evaluation(self, step: int, epoch: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
         """Write an evaluation's result, once and whole."""
-        _write_if_there_is_room(self._record(step), {"step": step, "epoch": epoch, "metrics": metrics})
+        _write_if_there_is_room(self._record(step), {"step": step, "epoch": epoch, "metrics": metrics, **details})
 
     def recorded_evaluation(self, step: int) -> dict[str, float] | None:
         """Read an evaluation's result; None where there is none, or none that can be read."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hezar_train.checkpoint import CheckpointStore, CheckpointWriter
 from hezar_train.config import TrainerConfig
@@ -37,7 +38,7 @@ class Run:
     progress: Progress
     records: Records
     snapshot: Snapshot
-    evaluate: Callable[[], dict[str, float]] | None
+    evaluate: Callable[[], tuple[dict[str, float], dict[str, Any]]] | None
     objective: str
     grad_norm: Callable[[], float | None]
     last_metrics: dict[str, float] = field(default_factory=dict)
@@ -90,14 +91,14 @@ class Run:
         found = {"train.loss": state.loss_tracker_avg}
         if self.evaluate is not None:
             recorded = self.folder.recorded_evaluation(state.global_step)
-            metrics = self.evaluate() if recorded is None else recorded
+            metrics, details = self.evaluate() if recorded is None else (recorded, {})
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
             self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
         self.last_metrics = found
         self._draw_conclusions(found)
         # last: a record says that nothing of its evaluation is missing
         if self.evaluate is not None and recorded is None:
-            self.folder.record_evaluation(state.global_step, state.epoch, metrics)
+            self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
 
     def abandon(self) -> None:
         """Do not wait for the save under way."""
@@ -109,7 +110,7 @@ class Run:
             if not self._is_abandoned:
                 self._writer.close()
         finally:
-            self.state.files = self.records.flush()  # a second call of train() goes on from here, not from the last save
+            self.state.files = self.records.flush()  # a second call of train() goes on from here
             self.records.close()
             self.progress.close()
         if self._writer.failed_saves:

@@ -45,6 +45,9 @@ class Snapshot:
     measured: Mapping[str, tuple[float, int, bool | None]] = field(default_factory=dict)
     hook_states: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._config_text = to_yaml(self.config.to_dict())  # once: it takes longer than a small model's copy
+
     def take(self, before_commit: Callable[[], None] | None = None) -> Parts:
         """Gather everything by reference; the writer copies the tensors."""
         extra = {
@@ -60,7 +63,7 @@ class Snapshot:
             model=self.model,
             optimizer=self.optimizer.state_dict(),
             state=self.state.to_dict(),
-            texts={CONFIG_FILE: to_yaml(self.config.to_dict())},
+            texts={CONFIG_FILE: self._config_text},
             extra=extra,
             folders=folders,
             before_commit=before_commit,

@@ -33,7 +33,7 @@ from hezar_train.errors import DataError, HookError, RunLockedError
 from hezar_train.events import CSV_FILE, EventStorage, load_csv
 from hezar_train.hooks import Due, Progress, StopFlag, print_facts
 from hezar_train.loop import Context, Hook, HookSet, Moment, Routine
-from hezar_train.metrics import MetricsHandler, handler_for
+from hezar_train.metrics import MetricsHandler, settle_handler
 from hezar_train.optim import Schedule, build_optimizer, build_scheduler
 from hezar_train.plan import Plan, make_plan
 from hezar_train.runtime import build_runtime, logger
@@ -41,6 +41,7 @@ from hezar_train.state import TrainerState
 from hezar_train.trainer.checks import (
     best_key_of,
     decide_evaluation,
+    evaluation_sets,
     in_order,
     max_steps_of,
     refuse_missing,
@@ -49,12 +50,14 @@ from hezar_train.trainer.checks import (
     size_of,
     tell_weights,
 )
-from hezar_train.trainer.evaluation import EvaluationSteps, looking_only
+from hezar_train.trainer.decoding import decoder_of, generates, generator_of, label_names_of
+from hezar_train.trainer.evaluation import EvaluationReport, EvaluationSteps, looking_only
 from hezar_train.trainer.export import MODEL_CONFIG_FILE, ExportNames, export
 from hezar_train.trainer.facts import facts_of
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.invariance import InvarianceReport, check_invariance
 from hezar_train.trainer.models import ModelCaller, as_outputs, build_criterion, labels_of, others_of
+from hezar_train.trainer.prediction import PredictionFile, PredictionSteps
 from hezar_train.trainer.records import Records, append_row
 from hezar_train.trainer.resume import find_checkpoint, refuse_changes
 from hezar_train.trainer.run import Run
@@ -134,10 +137,13 @@ class Trainer:
         seed_device(self.config.seed, self.runtime.device)
         self.train_dataset, self.eval_dataset, self.data_collator = train_dataset, eval_dataset, data_collator
         self.evaluates = decide_evaluation(self.config, eval_dataset)
-        self.metrics_handler = metrics_handler or handler_for(self.config.task, self.config.metrics)
-        self.best_key = best_key_of(self.config, self.metrics_handler, self.evaluates)
+        self.metrics_handler = settle_handler(metrics_handler, self.config.task, self.config.metrics)
+        self.last_evaluation: dict[str, EvaluationReport] = {}
         self.model: nn.Module = model.to(self.runtime.device)
         self.preprocessor = settle_preprocessor(self.model, preprocessor)
+        bare = unwrap(self.model)
+        self.metrics_handler.expect(label_names_of(bare), decoder_of(bare, self.preprocessor))
+        self.best_key = best_key_of(self.config, self.metrics_handler, eval_dataset if self.evaluates else None)
         self._source = self._as_source(self.create_train_dataloader(train_dataset), training=True)
         self.plan = self._make_plan(self._source)
         self.optimizer = optimizer or self._build_optimizer()
@@ -208,7 +214,7 @@ class Trainer:
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         """Run the model and its loss on a batch, without gradients."""
         with torch.no_grad(), self._autocast():
-            outputs = self._outputs_of(batch)
+            outputs = self._look(batch)
             outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **others_of(batch))
         return outputs
 
@@ -240,16 +246,45 @@ class Trainer:
         return self._open(dataset, training=False)
 
     def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
-        """Evaluate on the evaluation data, or on data given; return loss and metrics. Nothing is logged."""
-        data = self.eval_dataset if eval_dataset is None else eval_dataset
-        if data is None:
-            raise DataError("there is no evaluation data: pass eval_dataset to the Trainer, or a dataset to evaluate()")
+        """Evaluate; return loss and metrics, under the set's name where there are several. Nothing is logged.
+
+        On the evaluation data, on one of its named sets ("dev"), or on data given, also several by name.
+        `last_evaluation` then has the tables and the worst samples of each set.
+        """
+        sets = evaluation_sets(self.eval_dataset, eval_dataset)
+        self.last_evaluation = {name: self._evaluate_one(data) for name, data in sets.items()}
+        return {
+            f"{name}.{key}" if name else key: value
+            for name, report in self.last_evaluation.items()
+            for key, value in report.metrics.items()
+        }
+
+    def predict(self, dataset: Any = None, path: str | os.PathLike[str] | None = None) -> list[Any] | Path:
+        """Return the prediction for each sample in order; with a path, write them there as JSON lines or Parquet."""
+        data = self.eval_dataset if dataset is None else dataset
+        found: list[Any] = []
+        file = None if path is None else PredictionFile(Path(path))
+        self._prediction.sink = (lambda _, value: found.append(value)) if file is None else file.add
+        try:
+            self._look_through(data, Mode.TEST, "test")
+        except BaseException:
+            if file is not None:
+                file.discard()
+            raise
+        return found if file is None else file.publish()
+
+    def _evaluate_one(self, data: Any) -> EvaluationReport:
+        self._look_through(data, Mode.VAL, "val")
+        return self._evaluation.result()
+
+    def _look_through(self, data: Any, mode: Mode, split: str) -> None:
+        """Walk once over data, in order, without gradients and without moving the global generators."""
         source = self._as_source(self.create_eval_dataloader(data), training=False)
         plan = replace(
             self.plan, num_samples=source.num_samples, batch_size=source.batch_size, accumulation=1, num_processes=1,
             window_samples=source.batch_size, drop_last=False,
         )  # fmt: skip
-        routine = Routine(self.ctx, self.hooks[Mode.VAL], Mode.VAL, "val")
+        routine = Routine(self.ctx, self.hooks[mode], mode, split)
         self.progress.start_evaluation(source.num_samples and -(-source.num_samples // source.batch_size))
         try:
             with (
@@ -264,7 +299,6 @@ class Trainer:
         finally:
             self.progress.end_evaluation()
             source.close()
-        return self._evaluation.result()
 
     def log(self, logs: Mapping[str, float], step: int) -> None:
         """Write values to every writer, under their names; while the run trains, or after it."""
@@ -374,10 +408,16 @@ class Trainer:
         updater = Updater(self.optimizer, self.runtime.scaler, config)
         self._steps = TrainSteps(verbs, self.runtime, self.state, updater, self.schedule, config.seed)
         self._steps.register(self.hooks[Mode.TRAIN])
+        writes_text = self.metrics_handler.reads_text and bool(self.metrics_handler.metrics) and generates(model)
+        wanted = writes_text and config.evaluate_with_generate
+        self._generate = generator_of(model, config.generation_kwargs) if wanted else None
         self._evaluation = EvaluationSteps(
-            self._steps.prepare_input, self.evaluation_step, self.metrics_handler, self._flag
-        )
+            self._steps.prepare_input, self.evaluation_step, self.metrics_handler, self._flag,
+            bootstrap=(config.seed, config.bootstrap_samples),
+        )  # fmt: skip
         self._evaluation.register(self.hooks[Mode.VAL])
+        self._prediction = PredictionSteps(self._steps.prepare_input, self._look, self.metrics_handler)
+        self._prediction.register(self.hooks[Mode.TEST])
         self._due = Due(self.plan, self.state, self._flag, evaluates=self.evaluates, saves=config.save_enabled)
         self._due.last_step = self._last_step()
         self.hooks[Mode.TRAIN].register(self._show_progress, Moment.BATCH_END, name="progress")
@@ -505,7 +545,7 @@ class Trainer:
         self._evaluation.progress = self.progress
         run = Run(
             self.config, self.folder, self.state, self.storage, self.schedule, self.progress, records, self._snapshot,
-            evaluate=self.evaluate if self.evaluates else None,
+            evaluate=self._evaluate_for_record if self.evaluates else None,
             objective=self._objective(),
             grad_norm=lambda: self.ctx.get("grad_norm"),
         )  # fmt: skip
@@ -515,6 +555,8 @@ class Trainer:
 
     def _objective(self) -> str:
         name = self.best_key.partition(".")[2]
+        if isinstance(self.eval_dataset, Mapping):  # several sets: the set's name comes first
+            name = name.partition(".")[2] or name
         return "minimize" if name == "loss" else self.metrics_handler.objective(name)  # a handler knows its own metrics
 
     def _last_step(self) -> int:
@@ -534,6 +576,15 @@ class Trainer:
             before = state.metric_for_best_checkpoint
             logger.info("the best model was chosen by %s so far, from now on by %s", before, self.best_key)
             state.update(metric_for_best_checkpoint=self.best_key, best_metric_value=None, best_checkpoint=None)
+
+    def _evaluate_for_record(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Evaluate; return the metrics, and what only a report shows."""
+        metrics = self.evaluate()
+        shown = {name: (report.tables, report.worst_samples) for name, report in self.last_evaluation.items()}
+        return metrics, {
+            "tables": {name: tables for name, (tables, _) in shown.items()},
+            "worst_samples": {name: samples for name, (_, samples) in shown.items()},
+        }
 
     def _enter_next_epoch(self) -> bool:
         """Go to the next epoch if this one is finished; return False when there is none left."""
@@ -575,6 +626,14 @@ class Trainer:
     def _measuring(self) -> AbstractContextManager[object]:
         """Give a model that puts scalars somewhere to put them: they are no part of the training rows."""
         return EventStorage()
+
+    def _look(self, batch: Any) -> dict[str, Any]:
+        """Run the model for its predictions; one that writes texts also generates."""
+        with torch.no_grad(), self._autocast():
+            outputs = self._outputs_of(batch)
+            if self._generate is not None:
+                outputs["generated"] = self._generate(batch)
+        return outputs
 
     def _outputs_of(self, batch: Any) -> dict[str, Any]:
         """Run `forward`, whose override may return a bare tensor."""

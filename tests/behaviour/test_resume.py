@@ -262,6 +262,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 7}, "seed: 42 in the checkpoint, 7 now"),
     "learning_rate": ({"learning_rate": 0.5}, "learning_rate: 0.02 in the checkpoint, 0.5 now"),
     "data": ({"data": NoisyPoints(31)}, "num_samples: 30 in the checkpoint, 31 now"),
+    "less data": ({"data": NoisyPoints(20)}, "num_samples: 30 in the checkpoint, 20 now"),
     "schedule": ({"lr_scheduling_steps": 6}, "lr_scheduling_steps: 1 in the checkpoint, 6 now"),
     "length": ({"num_epochs": 3}, "total steps: 16 in the checkpoint, 24 now"),
     "shuffle": ({"dataloader_shuffle": False}, "dataloader_shuffle: True in the checkpoint, False now"),

@@ -32,6 +32,8 @@ from hezar_train.types import Mode
 NUM_FEATURES, NUM_LABELS = 6, 3
 UNEQUAL_NAMES = ("time", "samples_per_second", "memory", "seconds")  # what a clock or the machine decides
 
+torch.set_num_threads(1)  # bits depend on the number of threads: the same in the script and in the tests
+
 
 class NoisyPoints(Dataset[dict[str, torch.Tensor]]):
     """Labelled points, seen through noise from all three global generators; notes which were fetched."""
@@ -191,13 +193,13 @@ def differences(one: Path, other: Path) -> list[str]:
         "trainer_state.json": _state_of,
         "metrics.json": rows_of,
         "training_logs.csv": _csv_of,
-        "TensorBoard": _scalars_of,
+        "TensorBoard": scalars_of,
         "ledger.jsonl": lambda run: (run / "ledger.jsonl").read_text(),
         "evaluations": _evaluations_of,
         "best.json": lambda run: (run / "best.json").read_text(),
     }
     found += [name for name, read in readers.items() if read(one) != read(other)]
-    twice = [tag for tag, values in _scalars_of(other).items() if len(values) != len({step for step, _ in values})]
+    twice = [tag for tag, values in scalars_of(other).items() if len(values) != len({step for step, _ in values})]
     return found + [f"TensorBoard holds {tag} twice at a step" for tag in twice]
 
 
@@ -231,7 +233,8 @@ def _csv_of(run: Path) -> list[dict[str, Any]]:
         return [_equal_part(row) for row in csv.DictReader(file)]
 
 
-def _scalars_of(run: Path) -> dict[str, list[tuple[int, float]]]:
+def scalars_of(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return what TensorBoard reads: (step, value) by name, without what a clock decides."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of every purge

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hezar_train.config import MetricConfig, TrainerConfig, read_mapping, to_yaml, write_atomically
 from hezar_train.config import files as files_module
+from hezar_train.config.files import parse_yaml
 from hezar_train.errors import ConfigError
 from hezar_train.types import TaskType
 
@@ -175,3 +176,8 @@ def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> N
 def test_yaml_keeps_the_order_and_the_letters() -> None:
     assert to_yaml({"b": "سلام", "a": ("x", 1e-5)}) == "b: سلام\na:\n- x\n- 1.0e-05\n"
     assert json.loads(json.dumps(full_config().to_dict())) == full_config().to_dict()
+
+
+@pytest.mark.parametrize("text", ["0\x85", "a\u2028b", "x\u2029", "two\nlines\n", "\r", "", "a\x0bb", "سلام‌ دنیا"])
+def test_a_line_break_of_any_kind_survives_yaml(text: str) -> None:
+    assert parse_yaml(to_yaml({"a": text}), Path("a.yaml")) == {"a": text}

@@ -41,7 +41,7 @@ def test_the_defaults_are_as_documented() -> None:
             "criterion",
         ),
         *("mixed_precision", "loss_weight", "do_evaluate", "eval_steps", "metrics", "save_steps", "save_freq"),
-        *("save_total_limit", "log_steps", "trackers"),
+        *("save_total_limit", "log_steps", "trackers", "generation_kwargs"),
     }
     values = TrainerConfig("run").to_dict()
     assert {name for name, value in values.items() if value is None} == nones
@@ -62,6 +62,7 @@ def test_the_defaults_are_as_documented() -> None:
         "learning_rate": 2e-5,
         "weight_decay": 0.0,
         "evaluate_with_generate": True,
+        "bootstrap_samples": 0,
         "metric_for_best_model": "loss",
         "save_enabled": True,
         "async_save": True,

@@ -112,6 +112,16 @@ def test_a_torchmetric_of_regression_receives_the_values(make: Any) -> None:
     assert metric.objective(make.__name__) == expected
 
 
+def test_metrics_of_a_collection_that_share_a_state_merge_it_too() -> None:
+    kinds = torchmetrics.PearsonCorrCoef, torchmetrics.ConcordanceCorrCoef
+    predictions, targets = samples()[0][:, 0], samples()[0].sum(1)
+    whole = torchmetrics.MetricCollection([kind() for kind in kinds])
+    whole.update(predictions, targets)
+    collection = lambda: build_metric(torchmetrics.MetricCollection([kind() for kind in kinds]))  # noqa: E731
+    metric = counted(collection, predictions, targets, 6)
+    assert metric.compute() == pytest.approx({key: float(each) for key, each in whole.compute().items()}, abs=1e-5)
+
+
 def test_a_collection_of_torchmetrics_has_the_keys_of_its_metrics() -> None:
     kinds = torchmetrics.classification.MulticlassRecall, torchmetrics.classification.MulticlassPrecision
     logits, targets = samples()
@@ -305,7 +315,7 @@ def test_a_script_of_evaluate_is_loaded_by_path_and_merges(script: Path) -> None
     share = float((logits.argmax(-1) == targets).double().mean())
     assert metric.compute() == pytest.approx({"agreement": 10 * share})
     assert metric.compute() == pytest.approx({"agreement": 10 * share})
-    assert not list((script.parent / "metrics").rglob("*.arrow"))
+    assert not [path for path in (script.parent / "metrics").rglob("*") if path.is_file()]
 
 
 def test_a_module_of_evaluate_and_a_combination_are_taken_as_objects(script: Path) -> None:
@@ -316,7 +326,7 @@ def test_a_module_of_evaluate_and_a_combination_are_taken_as_objects(script: Pat
         metric = build_metric(given_form)
         metric.update(logits.argmax(-1), targets)
         assert metric.compute() == pytest.approx({"agreement": share, "num": 40})
-        assert not list((script.parent / "metrics").rglob("*.arrow"))
+        assert not [path for path in (script.parent / "metrics").rglob("*") if path.is_file()]
 
 
 def test_without_network_a_name_of_the_hub_says_what_to_do(script: Path) -> None:

@@ -120,6 +120,15 @@ def test_constant_targets_are_as_sklearn_and_scipy_have_them(constant: float, ba
         assert math.isnan(value(counted(make, targets, predictions, batch_size)))
 
 
+@pytest.mark.parametrize("batch_size", [1, 4, 40])
+def test_constants_among_other_samples_of_weight_zero_are_constant(batch_size: int) -> None:
+    targets = torch.tensor([5.0, 0.1, 0.1, -1e6, 0.1, 3e-9, 0.1, 0.1] * 5, dtype=torch.float64)
+    weights = torch.stack([torch.ones(40), (targets == 0.1) * torch.arange(1.0, 41.0)])
+    predictions = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert counted(R2, predictions, targets, batch_size, weights).compute_rows()[1] == {"r2": 0.0}
+    assert math.isnan(counted(Pearson, predictions, targets, batch_size, weights).compute_rows()[1]["pearson"])
+
+
 @pytest.mark.parametrize("make", ALL)
 @pytest.mark.parametrize("num_outputs", [1, 2])
 def test_a_row_of_weights_is_the_data_with_samples_repeated(make: Callable[[], Metric], num_outputs: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hezar_train.config.checks import flag, steps, text, wrong_type
+from hezar_train.config.checks import flag, keywords, steps, text, whole, wrong_type
 from hezar_train.config.metric_config import problems_of_metric
 
 __all__ = ["EvaluationFields"]
@@ -23,6 +23,12 @@ class EvaluationFields:
     evaluate_with_generate: bool = True
     """Evaluate a generative model on what it generates."""
 
+    generation_kwargs: dict[str, Any] | None = None
+    """Arguments for the model's `generate` in evaluations, such as max_new_tokens."""
+
+    bootstrap_samples: int = 0
+    """Resamples behind the 95 % interval of each metric; 0: no intervals. 500 is a good number."""
+
     metrics: list[Any] | None = None
     """Names, `MetricConfig`s or metric objects. None: those of the task; the loss is always there."""
 
@@ -34,6 +40,8 @@ class EvaluationFields:
         yield from flag("do_evaluate", self.do_evaluate, optional=True)
         yield from steps("eval_steps", self.eval_steps, least=0)
         yield from flag("evaluate_with_generate", self.evaluate_with_generate)
+        yield from keywords("generation_kwargs", self.generation_kwargs)
+        yield from whole("bootstrap_samples", self.bootstrap_samples, least=0)
         yield from self._problems_of_metrics()
         yield from text("metric_for_best_model", self.metric_for_best_model)
         yield from self._problems_of_best_metric()

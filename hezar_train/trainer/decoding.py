@@ -1,0 +1,85 @@
+"""From ids to text and from a batch to generated ids: what the model or its preprocessor offers for that."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hezar_train.errors import DataError
+from hezar_train.metrics import without_ignored
+from hezar_train.trainer.models import LABEL_KEYS
+
+__all__ = ["decoder_of", "generates", "generator_of", "label_names_of"]
+
+
+def label_names_of(model: nn.Module) -> Mapping[int, str] | None:
+    """Return the names of the labels by their ids, where the model's config has them."""
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    return {int(number): str(name) for number, name in names.items()} if isinstance(names, Mapping) and names else None
+
+
+def decoder_of(model: nn.Module, preprocessor: Any) -> Callable[[Any], list[str]] | None:
+    """Return how ids become texts: a tokenizer's `batch_decode`, else the model's `post_process`."""
+    tokenizer = _tokenizer_of(preprocessor)
+    if tokenizer is not None:
+        filler = getattr(tokenizer, "pad_token_id", None) or 0
+
+        def decode(ids: Any) -> list[str]:
+            found: list[str] = tokenizer.batch_decode(without_ignored(_ids(ids), filler), skip_special_tokens=True)
+            return found
+
+        return decode
+    lacks_tokenizer = getattr(model, "preprocessor", True) is None and label_names_of(model) is None
+    if callable(getattr(model, "post_process", None)) and not lacks_tokenizer:
+        filler = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+        return lambda ids: [_text(one) for one in model.post_process(_decodable(ids, filler))]  # type: ignore[operator]
+    return None
+
+
+def generates(model: nn.Module) -> bool:
+    """Tell whether a model can generate: it says so, or transformers does for it."""
+    if not callable(getattr(model, "generate", None)):
+        return False
+    told = getattr(model, "can_generate", None)
+    return bool(told()) if callable(told) else bool(getattr(model, "is_generative", True))
+
+
+def generator_of(model: nn.Module, options: Mapping[str, Any] | None) -> Callable[[Any], Any]:
+    """Return how a batch becomes generated ids: `generate` with what it takes of the batch, and the options."""
+    named = inspect.signature(model.generate).parameters  # type: ignore[arg-type]
+    known = inspect.signature(model.forward).parameters
+
+    def generate(batch: Any) -> Any:
+        if not isinstance(batch, Mapping):
+            raise DataError(f"generate() needs a batch with names; this one is a {type(batch).__name__}")
+        inputs = {key: value for key, value in batch.items() if key not in LABEL_KEYS}
+        chosen = {key: value for key, value in inputs.items() if key in named}
+        if not chosen:  # transformers' generate takes the model's own arguments through **kwargs
+            chosen = {key: value for key, value in inputs.items() if key in known and not key.startswith("decoder_")}
+        return model.generate(**chosen, **(options or {}))  # type: ignore[operator]
+
+    return generate
+
+
+def _tokenizer_of(preprocessor: Any) -> Any:
+    for one in (preprocessor, getattr(preprocessor, "tokenizer", None)):
+        if callable(getattr(one, "batch_decode", None)):
+            return one
+    return None
+
+
+def _ids(generated: Any) -> torch.Tensor:
+    found = generated["generated_ids"] if isinstance(generated, Mapping) else generated
+    return torch.as_tensor(getattr(found, "sequences", found))
+
+
+def _decodable(ids: Any, filler: int) -> Any:
+    return without_ignored(ids, filler) if isinstance(ids, torch.Tensor) else ids
+
+
+def _text(one: Any) -> str:
+    return str(one["text"] if isinstance(one, Mapping) else getattr(one, "text", one))

@@ -1,0 +1,90 @@
+"""Predictions, streamed: to a list, to JSON lines, or to Parquet; nothing but the file is kept of what was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from hezar_train.data import Window
+from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.loop import Context, HookSet, Moment
+from hezar_train.metrics import MetricsHandler
+from hezar_train.trainer.models import labels_of
+
+__all__ = ["PredictionFile", "PredictionSteps"]
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+class PredictionSteps:
+    """The default hooks of prediction."""
+
+    def __init__(
+        self, prepare: Callable[[Context], None], look: Callable[[Any], Mapping[str, Any]], handler: MetricsHandler
+    ) -> None:
+        self._prepare, self._look, self._handler = prepare, look, handler
+        self.sink: Callable[[int, Any], None] = _nowhere
+
+    def register(self, hooks: HookSet) -> None:
+        """Put the default behaviour into a hook set, under its names."""
+        hooks.register(self._prepare, Moment.BATCH_START, name="prepare_input")
+        hooks.register(self.forward, Moment.BATCH_FORWARD, name="forward")
+        hooks.register(self.collect, Moment.BATCH_END, name="collect")
+
+    def forward(self, ctx: Context) -> None:
+        """Run the model on the batch."""
+        ctx.outputs = self._look(ctx.batch)
+
+    def collect(self, ctx: Context) -> None:
+        """Hand each sample's prediction on, with its number."""
+        window: Window = ctx.window
+        found = self._handler.predictions(ctx.outputs, labels_of(ctx.batch))
+        values = found.tolist() if isinstance(found, torch.Tensor) else list(found)
+        for number, value in enumerate(values, start=window.first):
+            self.sink(number, value)
+
+
+class PredictionFile:
+    """Write predictions line by line under a temporary name; the file appears when all are there."""
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix not in SUFFIXES:
+            raise ConfigError(f"predictions cannot be written to {path}: expected a name that ends with {SUFFIXES}")
+        self._path, self._temporary = path, path.with_name(f".{path.name}.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = self._temporary.open("w", encoding="utf-8")
+
+    def add(self, number: int, value: Any) -> None:
+        """Write one prediction."""
+        self._file.write(json.dumps({"sample": number, "prediction": value}, ensure_ascii=False) + "\n")
+
+    def publish(self) -> Path:
+        """Give the file its name; Parquet is made of the lines, batch by batch."""
+        self._file.close()
+        if self._path.suffix == ".parquet":
+            _to_parquet(self._temporary, self._path)
+            self._temporary.unlink()
+        else:
+            self._temporary.replace(self._path)
+        return self._path
+
+    def discard(self) -> None:
+        """Remove what was written so far."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def _to_parquet(lines: Path, target: Path) -> None:
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        raise MissingDependencyError("datasets", "datasets", "writing Parquet") from error
+    Dataset.from_json(str(lines), cache_dir=str(lines.parent / f".{lines.name}.cache")).to_parquet(str(target))
+
+
+def _nowhere(_: int, __: Any) -> None:
+    raise RuntimeError("predictions have nowhere to go")
