@@ -141,17 +141,16 @@ class MapSource:
     ) -> Iterator[tuple[WindowSpan, list[Indices]]]:
         """Yield each window's span with the indices of this process's micro-batches."""
         order = self._order
-        take = _Reader(
-            RangedSampler(
-                self.num_samples or 0, self.batch_size, min(position, self.num_samples or 0),  # the data may have shrunk
-                shuffle=order.shuffle, seed=order.seed,
-                epoch=order.key(epoch),
-            ).chunks()
-        ).take  # fmt: skip
+        size = self.num_samples or 0
+        start = min(position, size)  # the data may have shrunk
+        sampler = RangedSampler(
+            size, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
+        )
+        take = _Reader(sampler.chunks()).take
         for span in plan.windows(position, steps_left):
             indices = take(span.count)
             ranges = rank_ranges(0, span.count, span.num_steps, order.rank, order.num_processes)
-            yield span, [indices[start : start + size] for start, size in ranges]
+            yield span, [indices[first : first + count] for first, count in ranges]
 
 
 class SamplerSource:

@@ -2,6 +2,7 @@
 
 from hezar_train.metrics.bootstrap import interval, poisson_weights
 from hezar_train.metrics.handlers import (
+    GENERATED_KEYS,
     ClassificationHandler,
     LanguageModelingHandler,
     MetricsHandler,
@@ -17,6 +18,7 @@ from hezar_train.metrics.registry import build_metric, known_metrics, register_m
 from hezar_train.metrics.tasks import handler_for, settle_handler
 
 __all__ = [
+    "GENERATED_KEYS",
     "AdditiveMetric",
     "ClassificationHandler",
     "LanguageModelingHandler",

@@ -92,9 +92,11 @@ class CollectedMetric(AdaptedMetric):
         output_keys: Sequence[str] | None = None,
         objective: str | None = None,
         consumes: Inputs | None = None,
+        drops_ignored: bool = True,
     ) -> None:
         super().__init__(name, output_keys, objective, consumes)
         self._function = function
+        self._drops_ignored = drops_ignored
         self._batches: list[tuple[Values, Values]] = []
         self._has_warned = False
 
@@ -105,7 +107,8 @@ class CollectedMetric(AdaptedMetric):
         if not self._has_warned:
             self._has_warned = True
             logger.warning("metric %r needs the whole set at once: its predictions are kept in memory", self.name)
-        predictions, targets = _without_ignored(predictions, targets)
+        if self._drops_ignored:
+            predictions, targets = _without_ignored(predictions, targets)
         self._batches.append((_on_host(predictions), _on_host(targets)))
 
     def compute(self) -> dict[str, float]:

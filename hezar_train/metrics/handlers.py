@@ -12,11 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 
+from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.metrics.adapters import CollectedMetric
 from hezar_train.metrics.bootstrap import interval
 from hezar_train.metrics.class_counts import share_counts
 from hezar_train.metrics.metric import IGNORED_LABEL, Metric, Table
-from hezar_train.metrics.registry import build_metric, known_metrics
+from hezar_train.metrics.registry import EVALUATE_PREFIX, build_metric, known_metrics
+from hezar_train.metrics.spans import EntityScores
 
 __all__ = [
     "ClassificationHandler",
@@ -29,6 +32,9 @@ __all__ = [
 ]
 
 Decode = Callable[[Any], list[str]]
+
+GENERATED_KEYS = ("generated_ids", "sequences")
+TAGS = "BIESLU"
 
 MOST_CLASSES_IN_A_TABLE = 64
 
@@ -68,11 +74,15 @@ class MetricsHandler:
             return owner.objective(key)
         return "minimize" if key == "loss" else "maximize"
 
+    def attach(self, trainer: Any) -> None:
+        """Learn which trainer evaluates, for handlers that want to know more than they are given."""
+        self.trainer = self.trainer or trainer
+
     def expect(self, label_names: Mapping[int, str] | None, decode: Decode | None) -> None:
         """Learn what the labels are called and how ids become text, before the first batch."""
         self.decode = self.decode or decode
         if label_names:
-            names = [str(label_names.get(number, number)) for number in range(max(label_names) + 1)]
+            names = _in_a_row(label_names, max(label_names) + 1)
             for metric in self.metrics:
                 metric.expect_classes(len(names), names)
 
@@ -89,6 +99,10 @@ class MetricsHandler:
         """Return what would have been right, one item per sample."""
         return labels
 
+    def scores(self, outputs: Mapping[str, Any], labels: Any) -> tuple[Any, Any]:
+        """Return the logits and what would have been right, for metrics that rank."""
+        return outputs.get("logits"), self.targets(outputs, labels)
+
     def sample_losses(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:  # noqa: ARG002
         """Return how wrong each sample is, for the list of the worst; None: not known for this task."""
         return None
@@ -97,18 +111,16 @@ class MetricsHandler:
         self, outputs: Mapping[str, Any], labels: Any, weights: torch.Tensor | None = None, num_units: float = 1.0
     ) -> None:
         """Count one batch; `weights` are the rows of a bootstrap, `num_units` what the loss is a mean of."""
-        if not self.metrics or labels is None:
-            return
         kinds = {metric.consumes for metric in self.metrics}
-        predictions = self.predictions(outputs, labels) if "predictions" in kinds else None
-        targets = self.targets(outputs, labels) if kinds - {"loss"} else None
+        given: dict[str, tuple[Any, Any]] = {"loss": (outputs.get("loss"), num_units)}
+        if labels is not None and "predictions" in kinds:
+            given["predictions"] = self.predictions(outputs, labels), self.targets(outputs, labels)
+        if labels is not None and "scores" in kinds:
+            given["scores"] = self.scores(outputs, labels)
         for metric in self.metrics:
-            if metric.consumes == "loss":
-                metric.update(outputs["loss"], num_units)
-            elif metric.consumes == "scores":
-                metric.update(outputs["logits"], targets, weights)
-            elif predictions is not None:
-                metric.update(predictions, targets, weights)
+            decided, right = given.get(metric.consumes, (None, None))
+            if decided is not None:
+                metric.update(decided, right, weights)
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of everything counted since the last reset."""
@@ -128,15 +140,21 @@ class MetricsHandler:
         return [table for metric in self.metrics if (table := metric.table()) is not None]
 
     def _build(self, metric: Any) -> Metric:
-        name = metric if isinstance(metric, str) else getattr(metric, "name", None)
-        is_own = isinstance(name, str) and name in known_metrics() and not isinstance(metric, Metric)
-        if is_own and name not in self.valid_metrics and name in ALL_VALID:
+        spec = MetricConfig(**metric) if isinstance(metric, Mapping) else metric
+        name = spec.name if isinstance(spec, MetricConfig) else spec
+        if isinstance(name, str) and not self._computes(name):
             known = choices(self.valid_metrics) or "none, only the loss"
             raise ConfigError(
-                f"metrics has {name!r}, which {type(self).__name__} does not compute. It computes: {known}."
+                f"metrics has {str(name)!r}, which {type(self).__name__} does not compute. It computes: {known}."
                 f"{suggestion(str(name), self.valid_metrics)}"
             )
-        return build_metric(metric, self.options())
+        return build_metric(spec, self.options())
+
+    def _computes(self, name: str) -> bool:
+        """Tell whether a name is of a metric for this task; those of users are for any."""
+        if name.startswith(EVALUATE_PREFIX) or name in (*self.valid_metrics, *self.default_metrics):
+            return True
+        return name in known_metrics() and name not in ALL_VALID
 
     def options(self) -> dict[str, Any]:
         """Return options that metrics by name receive if they know them."""
@@ -151,14 +169,21 @@ class ClassificationHandler(MetricsHandler):
     )
     default_metrics = ("accuracy",)
 
-    def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
-        self._is_multilabel = False
+    def __init__(
+        self, metrics: Sequence[Any] | None = None, trainer: Any = None, *, is_multilabel: bool = False
+    ) -> None:
+        self._is_multilabel = is_multilabel
         self._reported: list[Metric] = []  # for tables only: they add no output
-        self._label_names: Mapping[int, str] | None = None
+        self._label_names: Mapping[int, str] = {}
+        self._num_classes = 0
         super().__init__(metrics, trainer)
 
     def options(self) -> dict[str, Any]:
         return {"multilabel": True} if self._is_multilabel else {}
+
+    def expect(self, label_names: Mapping[int, str] | None, decode: Decode | None) -> None:
+        super().expect(label_names, decode)
+        self._label_names = label_names or {}
 
     def reset(self) -> None:
         super().reset()
@@ -171,20 +196,21 @@ class ClassificationHandler(MetricsHandler):
         logits = outputs.get("logits")
         if logits is None or labels is None:
             return
-        if not self._is_multilabel and labels.ndim > 1 and logits.shape == labels.shape:
-            self._is_multilabel = True
-            self.metrics = [self._build(spec) for spec in self._specs]
-            share_counts(self.metrics)
-            self.expect(self._label_names, None)
+        self._look_at(logits, labels)
         super().update(outputs, labels, weights, num_units)
-        if not self._is_multilabel and logits.ndim == 2 and logits.shape[1] <= MOST_CLASSES_IN_A_TABLE:
-            self._report(outputs, labels)
+        predicted = self.predictions(outputs, labels) if self._reported else None
+        for metric in self._reported:
+            metric.update(predicted, labels)
 
     def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
         logits = outputs.get("logits")
         if logits is None:
             return None
-        return (logits > 0).long() if self._is_multilabel else logits.argmax(dim=-1)
+        if self._is_multilabel:
+            return (logits > 0).long()
+        if logits.ndim == 1 or logits.shape[-1] == 1:  # one logit says yes or no
+            return (logits.reshape(len(logits)) > 0).long()
+        return logits.argmax(dim=-1)
 
     def tables(self) -> list[Table]:
         found = {table["name"]: table for table in super().tables()}
@@ -193,27 +219,31 @@ class ClassificationHandler(MetricsHandler):
                 found.setdefault(table["name"], table)
         return list(found.values())
 
-    def expect(self, label_names: Mapping[int, str] | None, decode: Decode | None) -> None:
-        super().expect(label_names, decode)
-        self._label_names = label_names
-
-    def _report(self, outputs: Mapping[str, Any], labels: Any) -> None:
-        if not self._reported:
-            self._reported = [build_metric("confusion_matrix"), build_metric("f1")]
-            names = self._label_names or {}
-            shown = [str(names.get(number, number)) for number in range(outputs["logits"].shape[1])]
-            for metric in self._reported:
-                metric.expect_classes(len(shown), shown)
-                metric.reset()
-        predicted = self.predictions(outputs, labels)
-        for metric in self._reported:
-            metric.update(predicted, labels)
-
     def sample_losses(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:
         logits = outputs.get("logits")
-        if logits is None or logits.ndim != 2 or labels.ndim != 1:
+        if logits is None or logits.ndim != 2 or labels.ndim != 1 or logits.shape[1] == 1:
             return None
-        return torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+        return torch.nn.functional.cross_entropy(logits.float(), labels.long(), reduction="none")
+
+    def _look_at(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Learn from the first batch whether samples have several labels, and how many classes there are."""
+        is_multilabel = self._is_multilabel or (labels.ndim > 1 and logits.shape == labels.shape)
+        num_classes = max(2, logits.shape[-1]) if logits.ndim > 1 and not is_multilabel else logits.shape[-1]
+        num_classes = 2 if logits.ndim == 1 else num_classes
+        if (is_multilabel, num_classes) == (self._is_multilabel, self._num_classes):
+            return
+        if is_multilabel != self._is_multilabel:
+            self._is_multilabel = is_multilabel
+            self.metrics = [self._build(spec) for spec in self._specs]
+            share_counts(self.metrics)
+        self._num_classes = num_classes
+        self._reported = []
+        if num_classes <= MOST_CLASSES_IN_A_TABLE:
+            reported = ["f1"] if is_multilabel else ["confusion_matrix", "f1"]
+            self._reported = [build_metric(name, self.options()) for name in reported]
+        names = _in_a_row(self._label_names, num_classes)  # a config may name fewer classes than the model has
+        for metric in (*self.metrics, *self._reported):
+            metric.expect_classes(num_classes, names)
 
 
 class SequenceLabelingHandler(MetricsHandler):
@@ -225,10 +255,30 @@ class SequenceLabelingHandler(MetricsHandler):
     def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
         return outputs["logits"].argmax(dim=-1)
 
+    def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
+        self._has_tags = True
+        super().__init__(metrics, trainer)
+
+    def options(self) -> dict[str, Any]:
+        return {} if self._has_tags else {"add_prefix": True}
+
     def expect(self, label_names: Mapping[int, str] | None, decode: Decode | None) -> None:
         if not label_names and self.is_default:
-            self.metrics = [build_metric("token_accuracy", self.options())]  # entities need the labels' names
+            self.metrics = [build_metric("token_accuracy")]  # entities need the labels' names
+        if label_names and not any(_has_tag(name) for name in label_names.values()):
+            self._has_tags = False
+            self.metrics = [self._build(spec) for spec in self._specs]
         super().expect(label_names, decode)
+        self._refuse_nameless()
+
+    def _refuse_nameless(self) -> None:
+        reads_ids = type(self).predictions is SequenceLabelingHandler.predictions
+        counted = [metric.unwrapped for metric in self.metrics]
+        if reads_ids and any(isinstance(one, EntityScores) and not one.knows_ids for one in counted):
+            raise ConfigError(
+                "seqeval needs the names of the labels: put id2label into the model's config, or into the metric's "
+                "options, as in MetricConfig('seqeval', options={'id2label': ['O', 'B-PER', 'I-PER']})."
+            )
 
 
 class LanguageModelingHandler(MetricsHandler):
@@ -247,6 +297,10 @@ class LanguageModelingHandler(MetricsHandler):
     def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
         return outputs["logits"].argmax(dim=-1)
 
+    def scores(self, outputs: Mapping[str, Any], labels: Any) -> tuple[Any, Any]:
+        logits, targets = super().scores(outputs, labels)
+        return (logits[:, :-1], targets[:, 1:]) if self._is_causal else (logits, targets)
+
 
 class RegressionHandler(MetricsHandler):
     """A number per sample."""
@@ -256,6 +310,8 @@ class RegressionHandler(MetricsHandler):
 
     def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:
         logits = outputs["logits"]
+        if labels is None:
+            return logits.squeeze(-1) if logits.ndim > 1 and logits.shape[-1] == 1 else logits
         return logits.reshape(labels.shape) if logits.numel() == labels.numel() else logits
 
     def sample_losses(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:
@@ -271,8 +327,11 @@ class TextHandler(MetricsHandler):
 
     def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
         super().__init__(metrics, trainer)
-        self._predicted: tuple[Any, list[str]] = (None, [])
-        self._expected: tuple[Any, list[str]] = (None, [])
+        self._forget_batch()
+
+    def reset(self) -> None:
+        super().reset()
+        self._forget_batch()
 
     def expect(self, label_names: Mapping[int, str] | None, decode: Decode | None) -> None:
         super().expect(label_names, decode)
@@ -305,6 +364,10 @@ class TextHandler(MetricsHandler):
         pairs = zip(self.predictions(outputs, labels), self.targets(outputs, labels), strict=True)
         return torch.tensor([edit_distance(got, right) / max(1, len(right)) for got, right in pairs])
 
+    def _forget_batch(self) -> None:
+        self._predicted: tuple[Any, list[str]] = (None, [])
+        self._expected: tuple[Any, list[str]] = (None, [])
+
     def _texts(self, ids: Any) -> list[str]:
         if self.decode is None:
             raise DataError("there is no way from ids to text: set decode")
@@ -326,12 +389,18 @@ class TextGenerationHandler(TextHandler):
 class WholeSetHandler(MetricsHandler):
     """Serve a handler that has only `compute_metrics(predictions, labels)`: it is given the whole set, from memory."""
 
-    def __init__(self, handler: Any) -> None:
-        from hezar_train.metrics.adapters import CollectedMetric
-
+    def __init__(self, handler: Any, *, reads_text: bool = False) -> None:
         self._handler = handler
-        function = CollectedMetric(handler.compute_metrics, type(handler).__name__, consumes="predictions")
+        self.reads_text = bool(getattr(handler, "reads_text", False)) or reads_text  # type: ignore[misc]
+        function = CollectedMetric(
+            handler.compute_metrics, type(handler).__name__, consumes="predictions", drops_ignored=False
+        )
         super().__init__([function], getattr(handler, "trainer", None))
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        if getattr(self._handler, "trainer", self) is None:
+            self._handler.trainer = trainer
 
     @property
     def output_keys(self) -> list[str] | None:
@@ -343,7 +412,10 @@ class WholeSetHandler(MetricsHandler):
         return told if told in {"maximize", "minimize"} else ("minimize" if "loss" in key else "maximize")
 
     def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
-        return outputs.get("generated", outputs.get("logits"))
+        found = outputs.get("generated")
+        if isinstance(found, Mapping):
+            found = next((found[key] for key in GENERATED_KEYS if key in found), found)
+        return outputs.get("logits") if found is None else found
 
 
 ALL_VALID = frozenset(
@@ -364,8 +436,17 @@ def without_ignored(labels: torch.Tensor, filler: int) -> torch.Tensor:
     return torch.where(labels == IGNORED_LABEL, filler, labels)
 
 
+def _in_a_row(names: Mapping[int, str], count: int) -> list[str]:
+    return [str(names.get(number, number)) for number in range(count)]
+
+
+def _has_tag(label: str) -> bool:
+    """Tell whether a label begins or ends with a tag, as B-PER and PER-B do."""
+    return label in TAGS or (label[:1] in TAGS and label[1:2] == "-") or (label[-1:] in TAGS and label[-2:-1] == "-")
+
+
 def _refuse_clashes(metrics: Sequence[Metric]) -> None:
-    keys = [key for metric in metrics for key in metric.output_keys]
+    keys = ["loss"] + [key for metric in metrics for key in metric.output_keys]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
         raise ConfigError(f"metrics gives {choices(twice)} more than once: leave one out, or choose output_keys")

@@ -69,6 +69,11 @@ class EntityScores(AdditiveMetric):
         by_type = [f"{score}.{name}" for name in self._reported_types for score in SCORES]
         return ["accuracy", *SCORES, *by_type]
 
+    @property
+    def knows_ids(self) -> bool:
+        """Tell whether the labels of ids are known."""
+        return self._labels.has_ids
+
     def expect_classes(self, num_classes: int, names: Sequence[str] | None = None) -> None:  # noqa: ARG002
         if names is not None and not self._labels.has_ids:
             self._name_ids(dict(enumerate(names)))

@@ -33,6 +33,7 @@ HANDLERS: dict[TaskType, Callable[..., MetricsHandler]] = {
     TaskType.SPEECH_RECOGNITION: ErrorRateHandler,
     TaskType.TEXT_GENERATION: TextGenerationHandler,
 }
+TEXT_TASKS = {TaskType.IMAGE2TEXT, TaskType.SPEECH_RECOGNITION, TaskType.TEXT_GENERATION}
 
 
 def handler_for(task: str | None, metrics: Sequence[Any] | None) -> MetricsHandler:
@@ -48,7 +49,7 @@ def settle_handler(given: Any, task: str | None, metrics: Sequence[Any] | None) 
     if isinstance(given, MetricsHandler) and not hasattr(given, "compute_metrics"):
         return given
     if callable(getattr(given, "compute_metrics", None)):
-        return WholeSetHandler(given)
+        return WholeSetHandler(given, reads_text=task in TEXT_TASKS)
     raise ConfigError(
         f"metrics_handler is a {type(given).__name__}; expected a MetricsHandler, or an object with "
         "compute_metrics(predictions, labels)"

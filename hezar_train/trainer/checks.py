@@ -23,6 +23,8 @@ __all__ = [
     "evaluation_sets",
     "in_order",
     "max_steps_of",
+    "one_set",
+    "refuse_absent_best",
     "refuse_missing",
     "refuse_stranger",
     "settle_preprocessor",
@@ -87,10 +89,13 @@ def best_key_of(config: TrainerConfig, handler: MetricsHandler, eval_dataset: An
     """Return the full name of the metric that decides the best model, checked against what there will be."""
     evaluates = eval_dataset is not None
     key = config.best_metric_key(evaluates)
-    if evaluates and handler.output_keys is None:
-        return key
     sets = evaluation_sets(None, eval_dataset) if evaluates else {}
     outputs = ["loss", *(handler.output_keys or [])]
+    bare = key.removeprefix("evaluation.")
+    if "" not in sets and key.startswith("evaluation.") and not bare.startswith(tuple(f"{name}." for name in sets)):
+        key = f"evaluation.{next(iter(sets))}.{bare}"  # a metric without the name of a set is the first set's
+    if evaluates and handler.output_keys is None:
+        return key
     known = ["train.loss", *(".".join(filter(None, ("evaluation", name, one))) for name in sets for one in outputs)]
     if key not in known:
         given = config.metric_for_best_model
@@ -99,6 +104,24 @@ def best_key_of(config: TrainerConfig, handler: MetricsHandler, eval_dataset: An
             f"{choices(known)}.{suggestion(key, known)}"
         )
     return key
+
+
+def one_set(default: Any, given: Any) -> Any:
+    """Return the one set that is meant by a name, by data or by nothing."""
+    sets = evaluation_sets(default, given)
+    if len(sets) != 1:
+        raise DataError(f"predict() goes over one set; there are several: {choices(sets)}. Name one of them.")
+    return next(iter(sets.values()))
+
+
+def refuse_absent_best(key: str, metrics: Mapping[str, float]) -> None:
+    """Raise if an evaluation did not give what decides the best model; some metrics tell their outputs only then."""
+    known = ["train.loss", *(f"evaluation.{name}" for name in metrics)]
+    if key not in known:
+        raise ConfigError(
+            f"the best model is to be told by {key!r}, which the evaluation did not give. There are: {choices(known)}."
+            f"{suggestion(key, known)}"
+        )
 
 
 def settle_preprocessor(model: nn.Module, given: Any) -> Any:

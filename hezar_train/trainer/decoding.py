@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from hezar_train.errors import DataError
-from hezar_train.metrics import without_ignored
+from hezar_train.metrics import GENERATED_KEYS, without_ignored
 from hezar_train.trainer.models import LABEL_KEYS
+
+NAMELESS = "LABEL_"  # what transformers calls labels that nobody named
 
 __all__ = ["decoder_of", "generates", "generator_of", "label_names_of"]
 
@@ -19,7 +21,9 @@ __all__ = ["decoder_of", "generates", "generator_of", "label_names_of"]
 def label_names_of(model: nn.Module) -> Mapping[int, str] | None:
     """Return the names of the labels by their ids, where the model's config has them."""
     names = getattr(getattr(model, "config", None), "id2label", None)
-    return {int(number): str(name) for number, name in names.items()} if isinstance(names, Mapping) and names else None
+    if not isinstance(names, Mapping) or all(str(name).startswith(NAMELESS) for name in names.values()):
+        return None
+    return {int(number): str(name) for number, name in names.items()}
 
 
 def decoder_of(model: nn.Module, preprocessor: Any) -> Callable[[Any], list[str]] | None:
@@ -33,11 +37,15 @@ def decoder_of(model: nn.Module, preprocessor: Any) -> Callable[[Any], list[str]
             return found
 
         return decode
-    lacks_tokenizer = getattr(model, "preprocessor", True) is None and label_names_of(model) is None
-    if callable(getattr(model, "post_process", None)) and not lacks_tokenizer:
-        filler = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
-        return lambda ids: [_text(one) for one in model.post_process(_decodable(ids, filler))]  # type: ignore[operator]
-    return None
+    if not callable(getattr(model, "post_process", None)):
+        return None
+    config = getattr(model, "config", None)
+    filler = getattr(config, "pad_token_id", None) or getattr(config, "blank_id", None) or 0
+
+    def post_process(ids: Any) -> list[str]:
+        return [_text(one) for one in model.post_process(_decodable(ids, filler))]  # type: ignore[operator]
+
+    return post_process if _is_equipped(model, post_process) else None
 
 
 def generates(model: nn.Module) -> bool:
@@ -65,6 +73,17 @@ def generator_of(model: nn.Module, options: Mapping[str, Any] | None) -> Callabl
     return generate
 
 
+def _is_equipped(model: nn.Module, post_process: Callable[[Any], list[str]]) -> bool:
+    """Tell whether `post_process` works; a model that lacks a preprocessor may not need it for that."""
+    if getattr(model, "preprocessor", model) is not None:
+        return True
+    try:
+        post_process(torch.zeros(1, 1, dtype=torch.long))
+    except AttributeError:  # it asks the missing preprocessor for its tokenizer
+        return False
+    return True
+
+
 def _tokenizer_of(preprocessor: Any) -> Any:
     for one in (preprocessor, getattr(preprocessor, "tokenizer", None)):
         if callable(getattr(one, "batch_decode", None)):
@@ -73,8 +92,9 @@ def _tokenizer_of(preprocessor: Any) -> Any:
 
 
 def _ids(generated: Any) -> torch.Tensor:
-    found = generated["generated_ids"] if isinstance(generated, Mapping) else generated
-    return torch.as_tensor(getattr(found, "sequences", found))
+    if isinstance(generated, Mapping):
+        generated = next((generated[key] for key in GENERATED_KEYS if key in generated), generated)
+    return torch.as_tensor(generated)
 
 
 def _decodable(ids: Any, filler: int) -> Any:

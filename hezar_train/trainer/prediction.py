@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -10,7 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from hezar_train.data import Window
-from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices
 from hezar_train.loop import Context, HookSet, Moment
 from hezar_train.metrics import MetricsHandler
 from hezar_train.trainer.models import labels_of
@@ -43,6 +44,11 @@ class PredictionSteps:
         """Hand each sample's prediction on, with its number."""
         window: Window = ctx.window
         found = self._handler.predictions(ctx.outputs, labels_of(ctx.batch))
+        if found is None:
+            raise DataError(
+                f"the model's outputs have no 'logits' to predict from; they are: {choices(ctx.outputs)}. Return "
+                "logits, or pass a metrics_handler whose predictions() reads what there is."
+            )
         values = found.tolist() if isinstance(found, torch.Tensor) else list(found)
         for number, value in enumerate(values, start=window.first):
             self.sink(number, value)
@@ -53,7 +59,9 @@ class PredictionFile:
 
     def __init__(self, path: Path) -> None:
         if path.suffix not in SUFFIXES:
-            raise ConfigError(f"predictions cannot be written to {path}: expected a name that ends with {SUFFIXES}")
+            raise ConfigError(f"predictions cannot be written to {path}: expected a name that ends in {choices(SUFFIXES)}")
+        if path.suffix == ".parquet":
+            _datasets()  # better missed now than after the last prediction
         self._path, self._temporary = path, path.with_name(f".{path.name}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = self._temporary.open("w", encoding="utf-8")
@@ -66,8 +74,13 @@ class PredictionFile:
         """Give the file its name; Parquet is made of the lines, batch by batch."""
         self._file.close()
         if self._path.suffix == ".parquet":
-            _to_parquet(self._temporary, self._path)
-            self._temporary.unlink()
+            table = self._temporary.with_suffix(".parquet")
+            try:
+                _to_parquet(self._temporary, table)
+                table.replace(self._path)
+            finally:
+                table.unlink(missing_ok=True)
+                self._temporary.unlink()
         else:
             self._temporary.replace(self._path)
         return self._path
@@ -79,11 +92,16 @@ class PredictionFile:
 
 
 def _to_parquet(lines: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{lines.name}.", dir=lines.parent) as cache:
+        _datasets().Dataset.from_json(str(lines), cache_dir=cache).to_parquet(str(target))
+
+
+def _datasets() -> Any:
     try:
-        from datasets import Dataset
+        import datasets
     except ImportError as error:
         raise MissingDependencyError("datasets", "datasets", "writing Parquet") from error
-    Dataset.from_json(str(lines), cache_dir=str(lines.parent / f".{lines.name}.cache")).to_parquet(str(target))
+    return datasets
 
 
 def _nowhere(_: int, __: Any) -> None:

@@ -44,6 +44,8 @@ from hezar_train.trainer.checks import (
     evaluation_sets,
     in_order,
     max_steps_of,
+    one_set,
+    refuse_absent_best,
     refuse_missing,
     refuse_stranger,
     settle_preprocessor,
@@ -142,7 +144,9 @@ class Trainer:
         self.model: nn.Module = model.to(self.runtime.device)
         self.preprocessor = settle_preprocessor(self.model, preprocessor)
         bare = unwrap(self.model)
-        self.metrics_handler.expect(label_names_of(bare), decoder_of(bare, self.preprocessor))
+        self.metrics_handler.attach(self)
+        reads_text = self.metrics_handler.reads_text
+        self.metrics_handler.expect(label_names_of(bare), decoder_of(bare, self.preprocessor) if reads_text else None)
         self.best_key = best_key_of(self.config, self.metrics_handler, eval_dataset if self.evaluates else None)
         self._source = self._as_source(self.create_train_dataloader(train_dataset), training=True)
         self.plan = self._make_plan(self._source)
@@ -261,7 +265,7 @@ class Trainer:
 
     def predict(self, dataset: Any = None, path: str | os.PathLike[str] | None = None) -> list[Any] | Path:
         """Return the prediction for each sample in order; with a path, write them there as JSON lines or Parquet."""
-        data = self.eval_dataset if dataset is None else dataset
+        data = one_set(self.eval_dataset, dataset)
         found: list[Any] = []
         file = None if path is None else PredictionFile(Path(path))
         self._prediction.sink = (lambda _, value: found.append(value)) if file is None else file.add
@@ -295,7 +299,8 @@ class Trainer:
                 routine.epoch(),
             ):
                 seed_device(step_seed(self.config.seed, 0, self.runtime.rank), self.runtime.device)
-                routine.walk(map(self._weigh, source.windows(plan, 0, 0, UNLIMITED)))
+                windows = source.windows(plan, 0, 0, UNLIMITED)
+                routine.walk(windows if mode == Mode.TEST else map(self._weigh, windows))  # predictions weigh nothing
         finally:
             self.progress.end_evaluation()
             source.close()
@@ -416,7 +421,7 @@ class Trainer:
             bootstrap=(config.seed, config.bootstrap_samples),
         )  # fmt: skip
         self._evaluation.register(self.hooks[Mode.VAL])
-        self._prediction = PredictionSteps(self._steps.prepare_input, self._look, self.metrics_handler)
+        self._prediction = PredictionSteps(self._steps.prepare_input, self._foresee, self.metrics_handler)
         self._prediction.register(self.hooks[Mode.TEST])
         self._due = Due(self.plan, self.state, self._flag, evaluates=self.evaluates, saves=config.save_enabled)
         self._due.last_step = self._last_step()
@@ -580,6 +585,7 @@ class Trainer:
     def _evaluate_for_record(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Evaluate; return the metrics, and what only a report shows."""
         metrics = self.evaluate()
+        refuse_absent_best(self.best_key, metrics)
         shown = {name: (report.tables, report.worst_samples) for name, report in self.last_evaluation.items()}
         return metrics, {
             "tables": {name: tables for name, (tables, _) in shown.items()},
@@ -634,6 +640,11 @@ class Trainer:
             if self._generate is not None:
                 outputs["generated"] = self._generate(batch)
         return outputs
+
+    def _foresee(self, batch: Any) -> dict[str, Any]:
+        """Run the model for its predictions alone; one that writes texts may not even run without labels."""
+        with torch.no_grad(), self._autocast():
+            return self._outputs_of(batch) if self._generate is None else {"generated": self._generate(batch)}
 
     def _outputs_of(self, batch: Any) -> dict[str, Any]:
         """Run `forward`, whose override may return a bare tensor."""

@@ -101,7 +101,7 @@ def test_other_trainers_fields_are_answered_with_ours(foreign: str, ours: str) -
             [{"name": "f1", "decimals": 2}],
             "metrics[0]: 'decimals' is not a field. Did you mean 'n_decimals'?",
         ),
-        ("metrics", [3], "metrics[0]: a metric: expected a name, a MetricConfig, a function or an object with compute()"),
+        ("metrics", [3], "metrics[0]: a metric: expected a name, a MetricConfig, a function or an object with"),
         ("metric_for_best_model", "evaluation.", "lacks the metric's name"),
         ("trackers", "wandb", "trackers: expected a list of names, got str 'wandb'"),
         ("trackers", ["wandb", "neptune"], "trackers[1]='neptune' is not known"),
