@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,9 +28,10 @@ from typing import Any
 
 WORKLOAD = Path(__file__).parents[1] / "tests" / "behaviour" / "workload.py"
 BALLAST = 400_000  # parameters that make a save take a while
-POLL_SECONDS = 0.0005
+POLL_SECONDS = 0.001
 LONGEST_RUN_SECONDS = 120.0
 START_SECONDS = 0.1  # in which files are cut back to the checkpoint and the first steps are done
+SAVE_SECONDS = 0.02
 BETWEEN_KILLS_SECONDS = 0.7  # of training, at most: so that a run is killed several times before it ends
 STARTS, TRAINS, SAVES = "starts", "trains", "saves"
 MIX = (STARTS, TRAINS, TRAINS, TRAINS, TRAINS, SAVES, SAVES, SAVES, SAVES, SAVES)
@@ -104,12 +106,23 @@ def _kill_when(process: subprocess.Popen[bytes], run: Path, kind: str, rng: rand
     _wait_until(process, lambda: _holder(run) == process.pid)
     time.sleep(rng.uniform(0.0, START_SECONDS if kind == STARTS else BETWEEN_KILLS_SECONDS))
     if kind == SAVES:
-        _wait_until(process, lambda: not _is_saving(run))  # one that was left by the last kill, or is under way
-        _wait_until(process, lambda: _is_saving(run))
-        time.sleep(rng.uniform(0.0, 0.02))
+        _freeze_in_a_save(process, run, rng)
     alive = process.poll() is None
     process.kill()
     return alive
+
+
+def _freeze_in_a_save(process: subprocess.Popen[bytes], run: Path, rng: random.Random) -> None:
+    """Stop the process at a random moment of a save; if the save was faster, let it go on to the next one."""
+    while process.poll() is None:
+        _wait_until(process, lambda: not _is_saving(run))  # one that the last kill left, or that is under way
+        _wait_until(process, lambda: _is_saving(run))
+        time.sleep(rng.uniform(0.0, SAVE_SECONDS))
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(POLL_SECONDS)
+        if _is_saving(run):
+            return
+        process.send_signal(signal.SIGCONT)
 
 
 def _wait_until(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:

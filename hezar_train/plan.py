@@ -22,7 +22,7 @@ from hezar_train.config.files import write_mapping
 from hezar_train.config.names import is_dotted_path
 from hezar_train.errors import ConfigError, DataError
 
-__all__ = ["Plan", "WindowSpan", "exactness_changes", "is_due", "make_plan"]
+__all__ = ["Plan", "WindowSpan", "exactness_changes", "is_due", "make_plan", "steps_of"]
 
 
 class WindowSpan(NamedTuple):
@@ -199,10 +199,10 @@ def _total_steps(config: TrainerConfig, epoch: _Epoch | None) -> int:
     whole = epoch.num_steps * config.num_epochs
     if config.max_steps is None:
         return whole
-    return min(_steps(config.max_steps, whole), whole)
+    return min(steps_of(config.max_steps, whole), whole)
 
 
-def _steps(given: float, whole: int) -> int:
+def steps_of(given: float, whole: int) -> int:
     """Return a count of steps as it is, and a share of the whole rounded up, as the decimal number that was written."""
     if isinstance(given, float):
         return max(1, math.ceil(Fraction(repr(float(given))) * whole))  # 0.7 * 10 in floats is more than 7
@@ -217,7 +217,7 @@ def _total_updates(total_steps: int, epoch: _Epoch | None, accumulation: int) ->
 
 
 def _period_in_updates(steps: float | None, total_steps: int, accumulation: int) -> int | None:
-    return -(-_steps(steps, total_steps) // accumulation) if steps else None
+    return -(-steps_of(steps, total_steps) // accumulation) if steps else None
 
 
 def _total_ticks(

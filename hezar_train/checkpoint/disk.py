@@ -6,13 +6,14 @@ written once, under a name nobody else uses.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from hezar_train.config.files import fsync_folder, is_disk_full
 
 __all__ = [
     "FileRecord",
@@ -28,8 +29,6 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 4 << 20  # a chunk that was just written is hashed while it is still in the processor's cache
-FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-NO_FOLDER_FSYNC_ERRNOS = frozenset({errno.EINVAL, errno.ENOTSUP})
 
 
 @dataclass(frozen=True)
@@ -61,19 +60,6 @@ def hash_file(path: Path) -> FileRecord:
             digest.update(buffer[:count])
             size += count
     return FileRecord(size, digest.hexdigest())
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make the names inside a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot fsync a folder: there the server keeps the order of renames by itself.
-        if error.errno not in NO_FOLDER_FSYNC_ERRNOS:
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def make_folder_durably(folder: Path) -> None:
@@ -112,26 +98,6 @@ def remove_folder(folder: Path) -> bool:
 def free_bytes(folder: Path) -> int:
     """Return the bytes that an ordinary user may still write there."""
     return shutil.disk_usage(folder).free
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Tell whether an error, or what caused it, means that there is no room left."""
-    return any(_says_disk_full(link) for link in _causes(error))
-
-
-def _says_disk_full(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in FULL_DISK_ERRNOS
-    # Libraries written in Rust (tokenizers, safetensors) report the system's words in an error class of their own.
-    return any(f"(os error {number})" in str(error) for number in FULL_DISK_ERRNOS)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:

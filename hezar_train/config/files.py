@@ -7,11 +7,12 @@ error.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,22 @@ import yaml
 from hezar_train.config.names import is_importable
 from hezar_train.errors import ConfigError
 
-__all__ = ["parse_yaml", "read_mapping", "to_json", "to_plain", "to_yaml", "write_atomically", "write_mapping"]
+__all__ = [
+    "fsync_folder",
+    "is_disk_full",
+    "parse_yaml",
+    "read_mapping",
+    "to_json",
+    "to_plain",
+    "to_yaml",
+    "write_atomically",
+    "write_mapping",
+]
 
 YAML_SUFFIXES = (".yaml", ".yml")
 JSON_SUFFIXES = (".json",)
+FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the last is what a file-size limit says
+NO_FOLDER_FSYNC_ERRNOS = frozenset({errno.EINVAL, errno.ENOTSUP})
 PREFIX_OF_TAGS = "tag:yaml.org,2002:"
 
 
@@ -58,18 +71,43 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    fsync_folder(target.parent)
     return target
 
 
-def _sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
+    """Make the names inside a folder survive a power cut."""
     if os.name != "posix":  # other systems cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot fsync a folder: there the server keeps the order of renames by itself.
+        if error.errno not in NO_FOLDER_FSYNC_ERRNOS:
+            raise
     finally:
         os.close(descriptor)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Tell whether an error, or what caused it, means that there is no room left."""
+    return any(_says_disk_full(link) for link in _causes(error))
+
+
+def _says_disk_full(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in FULL_DISK_ERRNOS
+    # Libraries written in Rust (tokenizers, safetensors) report the system's words in an error class of their own.
+    return any(f"(os error {number})" in str(error) for number in FULL_DISK_ERRNOS)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def to_yaml(mapping: Mapping[str, Any]) -> str:

@@ -96,6 +96,7 @@ class MapSource:
 
     def __init__(self, dataset: MapDataset, collate: Collator, order: Order, *, drop_last: bool = False) -> None:
         self.drop_last = drop_last
+        self.is_shuffled = order.shuffle
         self.num_samples: int | None = len(dataset)
         self.batch_size = order.batch_size
         self._order = order

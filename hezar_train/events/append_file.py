@@ -7,7 +7,6 @@ the bytes mean, except that a text file ends with a newline.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -15,12 +14,12 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["DROPPED_SUFFIX", "AppendFile", "is_disk_full", "keep_until", "sync_folder"]
+from hezar_train.config.files import fsync_folder, is_disk_full
+
+__all__ = ["DROPPED_SUFFIX", "AppendFile", "keep_until"]
 
 DROPPED_SUFFIX = ".dropped"
 
-# EFBIG is what a file-size limit says; to the run it is the same thing.
-_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CHUNK_BYTES = 1 << 16
 
 _logger = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class AppendFile:
                 return
             os.fsync(self._descriptor)
             if not self._is_folder_synced:
-                sync_folder(self.path.parent)
+                fsync_folder(self.path.parent)
                 self._is_folder_synced = True
 
     def close(self) -> None:
@@ -120,20 +119,6 @@ def keep_until(path: str | os.PathLike[str], size: int) -> int:
     return length - size
 
 
-def is_disk_full(error: OSError) -> bool:
-    """Tell whether an error means that there is no room left."""
-    return error.errno in _DISK_FULL
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new and renamed names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -161,6 +146,6 @@ def _move_tail(file: BinaryIO, start: int, dropped_path: Path) -> None:
             dropped.write(b"\n")  # the next cut must not continue a torn line
         dropped.flush()
         os.fsync(dropped.fileno())
-    sync_folder(dropped_path.parent)
+    fsync_folder(dropped_path.parent)
     file.truncate(start)
     os.fsync(file.fileno())

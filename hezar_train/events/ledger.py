@@ -48,6 +48,11 @@ class Ledger:
         """Bytes in the file after the last flush."""
         return self._file.size
 
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether lines wait for room on the disk."""
+        return self._file.has_pending
+
     def add(self, update: int, epoch: int, first: int, count: int) -> None:
         """Note that `update` took the `count` positions of `epoch` from `first` on."""
         lines = self._lines

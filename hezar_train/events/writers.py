@@ -19,8 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hezar_train.config.files import fsync_folder, is_disk_full
 from hezar_train.errors import DataError, MissingDependencyError
-from hezar_train.events.append_file import AppendFile, is_disk_full, sync_folder
+from hezar_train.events.append_file import AppendFile
 from hezar_train.events.storage import RESERVED_NAMES, Row
 
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ class JSONLinesWriter(EventWriter):
     def size(self) -> int:
         """Bytes in the file after the last flush."""
         return self._file.size
+
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether lines wait for room on the disk."""
+        return self._file.has_pending
 
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -169,7 +175,7 @@ class CSVWriter(EventWriter):
             temporary.unlink(missing_ok=True)  # half a file would only keep the disk full
             raise
         os.replace(temporary, self.path)
-        sync_folder(self.path.parent)
+        fsync_folder(self.path.parent)
         self._file.close()
         self._file = AppendFile(self.path)
         self._columns = columns

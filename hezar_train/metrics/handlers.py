@@ -325,6 +325,9 @@ class TextHandler(MetricsHandler):
     valid_metrics = ("cer", "wer", "rouge", "bleu", "chrf")
     reads_text = True
 
+    _predicted: tuple[Any, list[str]]
+    _expected: tuple[Any, list[str]]
+
     def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
         super().__init__(metrics, trainer)
         self._forget_batch()
@@ -365,8 +368,8 @@ class TextHandler(MetricsHandler):
         return torch.tensor([edit_distance(got, right) / max(1, len(right)) for got, right in pairs])
 
     def _forget_batch(self) -> None:
-        self._predicted: tuple[Any, list[str]] = (None, [])
-        self._expected: tuple[Any, list[str]] = (None, [])
+        self._predicted = (None, [])
+        self._expected = (None, [])
 
     def _texts(self, ids: Any) -> list[str]:
         if self.decode is None:

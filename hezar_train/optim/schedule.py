@@ -59,6 +59,15 @@ class Schedule:
         """Return the learning rate of each group, as the next update will use it."""
         return [] if self._optimizer is None else [float(group["lr"]) for group in self._optimizer.param_groups]
 
+    def scale_rates(self, factor: float) -> None:
+        """Multiply every learning rate, also those that the scheduler starts from or aims at."""
+        if self.scheduler is not None and hasattr(self.scheduler, "base_lrs"):
+            self.scheduler.base_lrs = [rate * factor for rate in self.scheduler.base_lrs]
+        for group in [] if self._optimizer is None else self._optimizer.param_groups:
+            for name in ("lr", "initial_lr", "max_lr", "min_lr"):
+                if name in group:
+                    group[name] = group[name] * factor
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs, as values that JSON can hold."""
         if self.scheduler is None:

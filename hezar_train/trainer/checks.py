@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from hezar_train.checkpoint import WeightReport, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.metrics import MetricsHandler
+from hezar_train.plan import steps_of
 from hezar_train.runtime import logger
 
 __all__ = [
@@ -92,7 +92,8 @@ def best_key_of(config: TrainerConfig, handler: MetricsHandler, eval_dataset: An
     sets = evaluation_sets(None, eval_dataset) if evaluates else {}
     outputs = ["loss", *(handler.output_keys or [])]
     bare = key.removeprefix("evaluation.")
-    if "" not in sets and key.startswith("evaluation.") and not bare.startswith(tuple(f"{name}." for name in sets)):
+    is_named = bool(sets) and "" not in sets and key.startswith("evaluation.")
+    if is_named and not bare.startswith(tuple(f"{name}." for name in sets)):
         key = f"evaluation.{next(iter(sets))}.{bare}"  # a metric without the name of a set is the first set's
     if evaluates and handler.output_keys is None:
         return key
@@ -161,4 +162,4 @@ def max_steps_of(config: TrainerConfig, whole: int) -> int:
     asked = config.max_steps
     if asked is None:
         return whole
-    return min(whole, max(1, math.ceil(asked * whole)) if isinstance(asked, float) else asked)
+    return min(whole, steps_of(asked, whole))

@@ -47,6 +47,7 @@ class EvaluationSteps:
         self._seed, self._num_resamples = bootstrap
         self._takes_rows = "weights" in inspect.signature(handler.update).parameters
         self.progress: Progress | None = None
+        self.may_be_abandoned = False  # a signal ends only an evaluation that a resume would do again
 
     def register(self, hooks: HookSet) -> None:
         """Put the default behaviour into a hook set, under its names."""
@@ -65,6 +66,7 @@ class EvaluationSteps:
 
     def forward(self, ctx: Context) -> None:
         """Run the model and its loss on the batch."""
+        ctx.outputs = None  # two batches of logits are never held at once
         ctx.outputs = self._evaluation_step(ctx.batch)
 
     def measure(self, ctx: Context) -> None:
@@ -78,7 +80,7 @@ class EvaluationSteps:
         self._batches += 1
         if self.progress is not None:
             self.progress.advance_evaluation(self._batches)
-        if self._flag.signal is not None:
+        if self._flag.signal is not None and self.may_be_abandoned:
             raise TrainingInterrupted(self._flag.exit_code, f"{self._flag.signal.name}: evaluation abandoned.")
 
     def result(self) -> EvaluationReport:

@@ -6,6 +6,7 @@ Nothing is ever deleted here: lines past a checkpoint go to `*.dropped`, an earl
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -13,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hezar_train.checkpoint.disk import is_disk_full
 from hezar_train.config import TrainerConfig
-from hezar_train.config.files import write_atomically
+from hezar_train.config.files import is_disk_full, write_atomically
+from hezar_train.events import LEDGER_FILE
 from hezar_train.runtime import logger
 from hezar_train.state import TrainerState
 
@@ -30,7 +31,7 @@ class RunFolder:
         self.checkpoints = self.root / config.checkpoints_dir
         self.all_logs = self.root / config.logs_dir
         self.evaluations = self.root / "evaluations"
-        self.ledger = self.root / "ledger.jsonl"
+        self.ledger = self.root / LEDGER_FILE
         self.plan = self.root / "plan.json"
         self.config = self.root / "train_config.yaml"
         self.best = self.root / "best.json"
@@ -86,11 +87,20 @@ class RunFolder:
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None  # a damaged record is as good as none: the evaluation runs again
 
+    def recorded_stop_reason(self, step: int) -> str | None:
+        """Return why the run was asked to stop in the evaluation of a step, if it was."""
+        try:
+            found = json.loads(self._record(step).read_text(encoding="utf-8")).get("stop_reason")
+        except (FileNotFoundError, ValueError, AttributeError):
+            return None
+        return None if found is None else str(found)
+
     def drop_evaluations_after(self, step: int) -> None:
         """Put aside the records of evaluations that the resumed run will do again."""
-        for path in self.evaluations.glob("*.json"):
+        for path in sorted(self.evaluations.glob("*.json")):
             if path.stem.isdigit() and int(path.stem) > step:
-                path.rename(path.with_name(path.name + ".dropped"))
+                names = (path.with_name(f"{path.name}.{number}.dropped") for number in itertools.count(1))
+                path.rename(next(name for name in names if not name.exists()))
 
     def write_best(self, state: TrainerState) -> None:
         """Point to the best checkpoint so far; what points to one that this run has not reached is put aside."""

@@ -38,6 +38,7 @@ class PredictionSteps:
 
     def forward(self, ctx: Context) -> None:
         """Run the model on the batch."""
+        ctx.outputs = None  # two batches of logits are never held at once
         ctx.outputs = self._look(ctx.batch)
 
     def collect(self, ctx: Context) -> None:
@@ -59,7 +60,9 @@ class PredictionFile:
 
     def __init__(self, path: Path) -> None:
         if path.suffix not in SUFFIXES:
-            raise ConfigError(f"predictions cannot be written to {path}: expected a name that ends in {choices(SUFFIXES)}")
+            raise ConfigError(
+                f"predictions cannot be written to {path}: expected a name that ends in {choices(SUFFIXES)}"
+            )
         if path.suffix == ".parquet":
             _datasets()  # better missed now than after the last prediction
         self._path, self._temporary = path, path.with_name(f".{path.name}.tmp")

@@ -23,7 +23,7 @@ from hezar_train.events import (
     keep_until,
     read_rows,
 )
-from hezar_train.runtime import Runtime
+from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.trainer.folder import RunFolder
 
@@ -71,6 +71,11 @@ class Records:
         self._storage.flush()
         return {str(file.path.relative_to(self._root)): file.size for file in (self.ledger, self._metrics)}
 
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether lines wait for room on the disk."""
+        return self.ledger.has_pending or self._metrics.has_pending
+
     def sync(self) -> None:
         """Make the flushed lines survive a power cut."""
         self.ledger.sync()
@@ -98,7 +103,8 @@ class Records:
         if state.global_step == 0:
             return None
         for name, size in state.files.items():
-            keep_until(folder.root / name, size)
+            if (surplus := keep_until(folder.root / name, size)) < 0:
+                logger.warning("%s lacks %d bytes of what the checkpoint knew: part of it is lost", name, -surplus)
         folder.drop_evaluations_after(state.global_step)
         return read_rows(logs / METRICS_FILE)
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
 
 from hezar_train.checkpoint import CONFIG_FILE, Checkpoint, CheckpointStore
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.optim import Schedule
 from hezar_train.plan import Plan, exactness_changes
 from hezar_train.runtime import logger
 from hezar_train.trainer.folder import RunFolder
 
-__all__ = ["find_checkpoint", "refuse_changes"]
+__all__ = ["apply_accepted", "find_checkpoint", "refuse_changes"]
 
 NAMES = ("best", "last")
 
@@ -36,10 +41,16 @@ def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | No
     return found
 
 
-def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan) -> None:
+def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, facts: Mapping[str, Any]) -> None:
     """Raise with the list of what changed, if the run could not go on exactly; `accept_changes` lets it pass."""
     old = read_mapping(checkpoint.path / CONFIG_FILE)
-    changes = exactness_changes(old, config.to_dict(), Plan.from_dict(checkpoint.extra()["plan"]), plan)
+    extra = checkpoint.extra()
+    old_plan = Plan.from_dict(extra["plan"])
+    changes = exactness_changes(old, config.to_dict(), old_plan, plan)
+    before = extra.get("facts") or facts
+    changes += [f"{name}: {before.get(name)} in the checkpoint, {now} now" for name, now in facts.items()
+                if before.get(name) != now]  # fmt: skip
+    changes += _cut_window(checkpoint, old_plan, plan)
     if not changes:
         return
     listed = "\n".join(f"  {change}" for change in changes)
@@ -56,3 +67,24 @@ def _best_step(folder: RunFolder) -> int:
     if not folder.best.exists():
         raise CheckpointError(f"resume_from_checkpoint='best', but {folder.best} does not exist: no best result yet")
     return int(read_mapping(folder.best)["step"])
+
+
+def apply_accepted(checkpoint: Checkpoint, config: TrainerConfig, optimizer: Optimizer, schedule: Schedule) -> None:
+    """Put changed optimizer settings into force, which the restored optimizer has as they were."""
+    old = TrainerConfig.from_dict(read_mapping(checkpoint.path / CONFIG_FILE))
+    if old.learning_rate != config.learning_rate and old.learning_rate > 0:
+        schedule.scale_rates(config.learning_rate / old.learning_rate)
+    settings = dict(config.optimizer_kwargs or {})
+    if old.weight_decay != config.weight_decay:
+        settings["weight_decay"] = config.weight_decay
+    for group in optimizer.param_groups:
+        group.update({name: value for name, value in settings.items() if name in group})
+
+
+def _cut_window(checkpoint: Checkpoint, old: Plan, new: Plan) -> list[str]:
+    """Tell of an update that an earlier `max_steps` cut short: a longer run would have made it whole."""
+    state = checkpoint.state()
+    is_cut = state["position"] % old.window_samples and not state["epoch_finished"]
+    if not is_cut or old.num_samples is None or new.total_steps <= old.total_steps:
+        return []
+    return [f"max_steps: it ended the run at step {state['global_step']}, inside an update that would now be whole"]

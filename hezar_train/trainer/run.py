@@ -45,6 +45,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._is_abandoned = False
+        self._best_on_disk: int | None = None
         store = CheckpointStore(self.folder.checkpoints)
         self._writer = CheckpointWriter(store, self.config.async_save, self.config.save_total_limit)
 
@@ -55,7 +56,7 @@ class Run:
 
     def reserve_buffers(self) -> None:
         """Make the memory that a save copies into, while nobody waits for it."""
-        if self.config.save_enabled:
+        if self.config.save_enabled and self.config.async_save:
             size = self._writer.reserve(self.snapshot.take())
             logger.debug("background saves hold %.1f MB of host memory", size / 1e6)
 
@@ -78,12 +79,21 @@ class Run:
         """Save a checkpoint of this update, in the background if the config says so."""
         self.progress.pause()
         self.state.files = self.records.flush()
-        self.snapshot.measured = self._measured()
-        best = self.state.best_checkpoint
-        self._writer.save(
-            self.state.global_step, self.snapshot.take(self.records.sync), protect=() if best is None else (best,)
-        )
+        if self.records.has_pending:
+            logger.warning(
+                "step %d is not saved: the disk is too full for the logs. Training goes on.", self.state.global_step
+            )
+        else:
+            self.snapshot.measured = self._measured()
+            self._writer.save(self.state.global_step, self.snapshot.take(self.records.sync), protect=self._protected())
         self.progress.resume()
+
+    def _protected(self) -> set[int]:
+        """Return the best checkpoints that retention must leave: the one on disk stays until a better one is there."""
+        best = self.state.best_checkpoint
+        if best is not None and self._writer.store.path(best).exists():
+            self._best_on_disk = best
+        return {step for step in (best, self._best_on_disk) if step is not None}
 
     def judge(self) -> None:
         """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""
@@ -92,12 +102,14 @@ class Run:
         if self.evaluate is not None:
             recorded = self.folder.recorded_evaluation(state.global_step)
             metrics, details = self.evaluate() if recorded is None else (recorded, {})
+            state.stop_reason = state.stop_reason or self.folder.recorded_stop_reason(state.global_step)
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
             self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
         self.last_metrics = found
         self._draw_conclusions(found)
         # last: a record says that nothing of its evaluation is missing
         if self.evaluate is not None and recorded is None:
+            details |= {"stop_reason": state.stop_reason}
             self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
 
     def abandon(self) -> None:

@@ -40,6 +40,7 @@ class Snapshot:
     scaler: torch.amp.GradScaler | None
     state: TrainerState
     hooks: Sequence[Hook]
+    facts: Mapping[str, Any] = field(default_factory=dict)
     write_preprocessor: Callable[[Path], None] | None = None
     cursor: Any = None
     measured: Mapping[str, tuple[float, int, bool | None]] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class Snapshot:
         """Gather everything by reference; the writer copies the tensors."""
         extra = {
             "plan": self.plan.to_dict(),
+            "facts": dict(self.facts),
             "schedule": self.schedule.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "hooks": {name: hook.state_dict() for name, hook in self._named_hooks()},

@@ -53,6 +53,7 @@ class TrainSteps:
 
     def register(self, hooks: HookSet) -> None:
         """Put the default behaviour into a hook set, under its names."""
+        hooks.register(self.seed, Moment.BATCH_START, name="seed")
         hooks.register(self.prepare_input, Moment.BATCH_START, name="prepare_input")
         hooks.register(self.forward, Moment.BATCH_FORWARD, name="forward")
         hooks.register(self.backward, Moment.BATCH_BACKWARD, name="backward")
@@ -63,14 +64,21 @@ class TrainSteps:
         hooks.register(self.count, Moment.BATCH_END, name="count")
         hooks.register(self.schedule, Moment.BATCH_END, name="schedule")
 
+    def seed(self, _: Context) -> None:
+        """Make what a step draws a function of (seed, step, rank), whoever draws it: a hook, an override, the model."""
+        seed_device(step_seed(self._seed, self._state.global_step, self._rank), self._device)
+
+    def seed_looking(self, ctx: Context) -> None:
+        """Make what an evaluation draws a function of (seed, first sample of the batch, rank)."""
+        seed_device(step_seed(self._seed, ctx.window.first, self._rank), self._device)
+
     def prepare_input(self, ctx: Context) -> None:
         """Bring the batch to the device and let the user's method change it."""
         batch = to_device(ctx.batch, self._device) if self._moves else ctx.batch
         ctx.batch = self._verbs.prepare_input_batch(batch)
 
     def forward(self, ctx: Context) -> None:
-        """Seed what the model draws by (seed, step, rank), run it and compute the loss."""
-        seed_device(step_seed(self._seed, self._state.global_step, self._rank), self._device)
+        """Run the model and compute the loss."""
         batch = ctx.batch
         with self._autocast():
             ctx.outputs = outputs = self._verbs.forward(batch)
@@ -90,8 +98,8 @@ class TrainSteps:
     def guard(self, ctx: Context) -> None:
         """Read loss and gradient norm, once, and stop before an update that would poison the weights."""
         norm = self._updater.gradient_norm()
-        ctx.grad_norm = grad_norm = float(norm)
-        ctx.loss_value = loss = float(ctx.window_loss)
+        grad_norm, loss = self._read(norm, ctx.window_loss)
+        ctx.grad_norm, ctx.loss_value = grad_norm, loss
         if math.isfinite(loss) and (math.isfinite(grad_norm) or self._updater.skips_non_finite):
             return
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm} (loss {loss})"
@@ -105,6 +113,10 @@ class TrainSteps:
             step=self._state.global_step + 1,
             samples=samples,
         )
+
+    def _read(self, norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
+        """Read two numbers: on an accelerator together, because each read waits for the device."""
+        return torch.stack([norm, loss.to(norm)]).tolist() if self._moves else [float(norm), float(loss)]
 
     def clip(self, ctx: Context) -> None:
         """Limit the gradients to `max_grad_norm`."""

@@ -61,7 +61,7 @@ from hezar_train.trainer.invariance import InvarianceReport, check_invariance
 from hezar_train.trainer.models import ModelCaller, as_outputs, build_criterion, labels_of, others_of
 from hezar_train.trainer.prediction import PredictionFile, PredictionSteps
 from hezar_train.trainer.records import Records, append_row
-from hezar_train.trainer.resume import find_checkpoint, refuse_changes
+from hezar_train.trainer.resume import apply_accepted, find_checkpoint, refuse_changes
 from hezar_train.trainer.run import Run
 from hezar_train.trainer.saving import Snapshot, preprocessor_writer
 from hezar_train.trainer.steps import TrainSteps, Verbs, note_loss
@@ -112,6 +112,8 @@ class Trainer:
     optimizer_file: ClassVar[str] = "optimizer.safetensors"
     lr_scheduler_file: ClassVar[str] = "lr_scheduler.json"
     model_file: ClassVar[str] = "model.safetensors"
+    default_optimizer: ClassVar[str] = "adam"
+    default_lr_scheduler: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -420,11 +422,14 @@ class Trainer:
             self._steps.prepare_input, self.evaluation_step, self.metrics_handler, self._flag,
             bootstrap=(config.seed, config.bootstrap_samples),
         )  # fmt: skip
+        for mode in (Mode.VAL, Mode.TEST):
+            self.hooks[mode].register(self._steps.seed_looking, Moment.BATCH_START, name="seed")
         self._evaluation.register(self.hooks[Mode.VAL])
         self._prediction = PredictionSteps(self._steps.prepare_input, self._foresee, self.metrics_handler)
         self._prediction.register(self.hooks[Mode.TEST])
         self._due = Due(self.plan, self.state, self._flag, evaluates=self.evaluates, saves=config.save_enabled)
         self._due.last_step = self._last_step()
+        self.hooks[Mode.TRAIN].register(self._keep_place, Moment.BATCH_END, name="keep_place")
         self.hooks[Mode.TRAIN].register(self._show_progress, Moment.BATCH_END, name="progress")
         self.hooks[Mode.TRAIN].register(self._due.at_batch_end, Moment.BATCH_END, name="due", is_last=True)
         self.hooks[Mode.TRAIN].register(self._due.at_epoch_end, Moment.EPOCH_END, name="due", is_last=True)
@@ -458,13 +463,14 @@ class Trainer:
 
     def _build_optimizer(self) -> Optimizer:
         config = self.config
+        name = config.optimizer_name if config.optimizer is not None else self.default_optimizer
         return build_optimizer(
-            config.optimizer_name, self.model.parameters(), learning_rate=config.learning_rate,
+            name, self.model.parameters(), learning_rate=config.learning_rate,
             weight_decay=config.weight_decay, kwargs=config.optimizer_kwargs, device=self.runtime.device,
         )  # fmt: skip
 
     def _build_schedule(self, given: LRScheduler | None) -> Schedule:
-        name, plan = self.config.scheduler_name, self.plan
+        name, plan = self.config.scheduler_name or self.default_lr_scheduler, self.plan
         if given is None and name is not None:
             kwargs = dict(self.config.lr_scheduler_kwargs or {})
             if name in PLATEAUS and self._objective() == "maximize":
@@ -475,8 +481,18 @@ class Trainer:
     def _make_snapshot(self) -> Snapshot:
         return Snapshot(
             self.config, self.plan, self.model, self.optimizer, self.schedule, self.runtime.scaler, self.state,
-            self._hook_objects, preprocessor_writer(self.preprocessor),
+            self._hook_objects, self._facts(), preprocessor_writer(self.preprocessor),
         )  # fmt: skip
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what decides a run beside config and plan: changing it would be another run."""
+        units = "labels" if self._count_labels else "samples"
+        return {
+            "order of the data": type(self._source).__name__,
+            "shuffle": getattr(self._source, "is_shuffled", None),
+            "drop_last": self._source.drop_last or self.config.drop_last,
+            "units of the loss": "your batch_weight()" if self._weighs_itself else units,
+        }
 
     def _go_back(self) -> Checkpoint | None:
         """Restore the checkpoint that the config asks for; else load the initial weights it names."""
@@ -485,8 +501,10 @@ class Trainer:
             if self.config.init_weights_from is not None:
                 tell_weights(initial_weights(self.model, self.config.init_weights_from), self.config.init_weights_from)
             return None
-        refuse_changes(checkpoint, self.config, self.plan)
+        refuse_changes(checkpoint, self.config, self.plan, self._snapshot.facts)
         self._snapshot.put_back(checkpoint)
+        if self.config.accept_changes:
+            apply_accepted(checkpoint, self.config, self.optimizer, self.schedule)
         self._refuse_lost_place(self._source)
         self._take_up_measuring()
         logger.info("resuming from %s", checkpoint.path)
@@ -527,17 +545,29 @@ class Trainer:
         store.clean()
         if self.config.accept_changes:
             self.state.stop_reason = None
-        if self._checkpoint is not None or self.state.global_step:
+        if self._is_foreign():
+            self.state.update(files={}, logs_dir=None, best_checkpoint=None, best_metric_value=None)
+            self._checkpoint = None  # from here on it is this folder's own run
+            self._move_aside()
+        elif self._checkpoint is not None or self.state.global_step:
             for path in store.drop_after(self.state.global_step):
                 logger.info("a checkpoint past step %d was set aside: %s", self.state.global_step, path)
             if self.config.save_enabled:
                 self.folder.write_best(self.state)
-        elif (previous := self.folder.move_previous_aside()) is not None:
-            logger.info("an earlier run in this folder was moved to %s", previous)
+        else:
+            self._move_aside()
         if self._source.resume_problem and self.config.save_enabled:
             logger.warning("this run can be resumed at epoch ends only: %s", self._source.resume_problem)
         self.config.save(self.folder.root, self.trainer_config_file)
         self.plan.save(self.folder.plan)
+
+    def _is_foreign(self) -> bool:
+        """Tell whether the run goes on from a checkpoint of another folder."""
+        return self._checkpoint is not None and self._checkpoint.path.resolve().parent != self._store.root.resolve()
+
+    def _move_aside(self) -> None:
+        if (previous := self.folder.move_previous_aside()) is not None:
+            logger.info("an earlier run in this folder was moved to %s", previous)
 
     def _refuse_lost_place(self, source: Source) -> None:
         if source.resume_problem and self.state.position and not self.state.epoch_finished:
@@ -560,8 +590,8 @@ class Trainer:
 
     def _objective(self) -> str:
         name = self.best_key.partition(".")[2]
-        if isinstance(self.eval_dataset, Mapping):  # several sets: the set's name comes first
-            name = name.partition(".")[2] or name
+        for one in evaluation_sets(None, self.eval_dataset) if self.evaluates else ():
+            name = name.removeprefix(f"{one}.")  # of several sets, the set's name comes first
         return "minimize" if name == "loss" else self.metrics_handler.objective(name)  # a handler knows its own metrics
 
     def _last_step(self) -> int:
@@ -584,7 +614,11 @@ class Trainer:
 
     def _evaluate_for_record(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Evaluate; return the metrics, and what only a report shows."""
-        metrics = self.evaluate()
+        self._evaluation.may_be_abandoned = True
+        try:
+            metrics = self.evaluate()
+        finally:
+            self._evaluation.may_be_abandoned = False
         refuse_absent_best(self.best_key, metrics)
         shown = {name: (report.tables, report.worst_samples) for name, report in self.last_evaluation.items()}
         return metrics, {
@@ -613,7 +647,6 @@ class Trainer:
                 return
             if number == 1:  # by now the optimizer has its state
                 self._run.reserve_buffers()
-            self._snapshot.cursor = window.cursor
             yield self._weigh(window)
 
     def _weigh(self, window: Window) -> Window:
@@ -662,6 +695,10 @@ class Trainer:
         if ctx.closes_window and ctx.loss_value is None:
             ctx.loss_value, ctx.applied = float(ctx.window_loss), True
 
+    def _keep_place(self, ctx: Context) -> None:
+        if ctx.closes_window:
+            self._snapshot.cursor = ctx.window.cursor
+
     def _show_progress(self, ctx: Context) -> None:
         if ctx.closes_window:
             state, rate = self.state, self.optimizer.param_groups[0]["lr"]
@@ -670,7 +707,8 @@ class Trainer:
     def _is_finished(self) -> bool:
         state = self.state
         ended = state.epoch_finished and state.epoch >= self.plan.num_epochs
-        stopped = state.stop_reason is not None and not self.config.accept_changes
+        reason = state.stop_reason or self.folder.recorded_stop_reason(state.global_step)
+        stopped = reason is not None and not self.config.accept_changes
         if not (state.global_step >= self._due.last_step or ended or stopped):
             return False
         judged = self.folder.recorded_evaluation(state.global_step) if self.evaluates else {}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -41,12 +42,14 @@ def test_a_reset_forgets_what_was_counted() -> None:
     assert handler.compute() == {"accuracy": 1.0}
 
 
-def test_counts_stay_on_the_device_and_no_logits_are_kept() -> None:
-    handler = ClassificationHandler()
+def test_counts_have_no_gradient_and_no_logits_are_kept() -> None:
+    handler = ClassificationHandler(["accuracy", "f1", "matthews"])
     handler.reset()
-    handler.update({"logits": torch.eye(3, requires_grad=True)}, torch.tensor([0, 1, 0]))
-    kept = [value for value in vars(handler).values() if isinstance(value, torch.Tensor)]
-    assert [(tensor.ndim, tensor.requires_grad) for tensor in kept] == [(0, False)]
+    for _ in range(3):
+        handler.update({"logits": torch.eye(5, requires_grad=True).repeat(100, 1)}, torch.arange(5).repeat(100))
+    kept = [tensor for metric in handler.metrics for tensor in metric.state().values()]
+    assert kept
+    assert all(not tensor.requires_grad and tensor.numel() <= 3 * 6 for tensor in kept)
 
 
 @pytest.mark.parametrize(("outputs", "labels"), [({"logits": torch.eye(2)}, None), ({}, torch.tensor([0, 1]))])
@@ -72,14 +75,36 @@ def test_classification_tasks_have_accuracy(task: str) -> None:
     assert handler.output_keys == ["accuracy"]
 
 
-@pytest.mark.parametrize("task", [None, *sorted(set(TaskType) - set(CLASSIFICATION))])
-def test_other_tasks_have_the_loss_only(task: str | None) -> None:
+@pytest.mark.parametrize(
+    ("task", "keys"),
+    [
+        ("sequence_labeling", ["accuracy", "precision", "recall", "f1"]),
+        ("language_modeling", ["perplexity", "token_accuracy"]),
+        ("mask_filling", ["perplexity", "token_accuracy"]),
+        ("regression", ["mse", "mae", "r2"]),
+        ("image2text", ["cer", "wer"]),
+        ("speech_recognition", ["cer", "wer"]),
+        ("text_generation", ["rouge1", "rouge2", "rougeL", "rougeLsum"]),
+    ],
+)
+def test_every_other_task_has_its_own_metrics(task: str, keys: list[str]) -> None:
+    assert handler_for(task, None).output_keys == keys
+
+
+@pytest.mark.parametrize("task", [None, "backbone", "text_detection"])
+def test_the_remaining_tasks_have_the_loss_only(task: str | None) -> None:
     handler = handler_for(task, None)
     assert type(handler) is MetricsHandler
     handler.reset()
     handler.update({"logits": torch.eye(2)}, torch.tensor([0, 1]))
     assert handler.compute() == {}
     assert handler.output_keys == []
+
+
+def test_the_tasks_above_are_all_there_are() -> None:
+    named = {"sequence_labeling", "language_modeling", "mask_filling", "regression", "image2text"}
+    named |= {"speech_recognition", "text_generation", "backbone", "text_detection", *CLASSIFICATION}
+    assert named == set(TaskType)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", MetricConfig(name="accuracy")])
@@ -91,7 +116,8 @@ def test_an_unknown_metric_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError) as caught:
         handler_for("text_classification", ["acuracy"])
     assert str(caught.value) == (
-        "metrics has 'acuracy', which ClassificationHandler does not compute. It computes: accuracy. "
+        "metrics has 'acuracy', which ClassificationHandler does not compute. It computes: accuracy, auroc, "
+        "confusion_matrix, f1, matthews, precision, recall, top_k_accuracy. "
         "Did you mean 'accuracy'?"
     )
 
@@ -104,3 +130,78 @@ def test_a_metric_of_a_task_without_metrics_is_refused() -> None:
 def test_a_smaller_loss_and_a_larger_accuracy_are_better() -> None:
     handler = ClassificationHandler()
     assert (handler.objective("loss"), handler.objective("accuracy")) == ("minimize", "maximize")
+
+
+@pytest.mark.parametrize("metric", ["rouge", MetricConfig(name="rouge"), {"name": "rouge"}])
+def test_a_metric_of_another_task_is_refused_in_every_form(metric: object) -> None:
+    with pytest.raises(ConfigError, match="metrics has 'rouge', which ClassificationHandler does not compute"):
+        handler_for("text_classification", [metric])
+
+
+def test_an_object_is_welcome_in_any_task_whatever_its_name() -> None:
+    class Mine:
+        name = "rouge"
+
+        def compute(self, predictions: Any, targets: Any) -> float:
+            return float(len(targets))
+
+    handler = handler_for("text_classification", [Mine()])
+    handler.reset()
+    handler.update({"logits": torch.eye(2)}, torch.tensor([0, 1]))
+    assert handler.compute() == {"rouge": 2.0}
+
+
+def test_two_metrics_with_one_output_are_refused() -> None:
+    with pytest.raises(ConfigError, match="metrics gives f1 more than once"):
+        handler_for("text_classification", ["f1", MetricConfig(name="f1", options={"average": "micro"})])
+
+
+def test_falsy_options_are_options() -> None:
+    options = {"accuracy": {"normalize": False}, "f1": {"average": "binary", "pos_label": 0}}
+    handler = handler_for("text_classification", [MetricConfig(name, options=some) for name, some in options.items()])
+    handler.reset()
+    handler.update({"logits": torch.eye(2)[[0, 0, 1, 1]]}, torch.tensor([0, 1, 1, 1]))
+    assert handler.compute() == {"accuracy": 3.0, "f1": pytest.approx(2 / 3)}
+
+
+def test_a_single_logit_says_yes_or_no() -> None:
+    for logits in (torch.tensor([[0.3], [-2.0], [0.1]]), torch.tensor([0.3, -2.0, 0.1])):
+        handler = ClassificationHandler(["accuracy", "f1"])
+        handler.reset()
+        handler.update({"logits": logits}, torch.tensor([1, 0, 0]))
+        assert handler.compute()["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_a_config_that_names_too_few_classes_hides_none() -> None:
+    handler = ClassificationHandler(["f1"])
+    handler.expect({0: "no", 1: "yes"}, None)
+    handler.reset()
+    handler.update({"logits": torch.eye(4)}, torch.tensor([0, 1, 3, 3]))
+    assert handler.compute() == {"f1": pytest.approx((1 + 1 + 0 + 2 / 3) / 4)}
+    (matrix,) = (table for table in handler.tables() if table["name"] == "confusion_matrix")
+    assert matrix["rows"] == ["no", "yes", "2", "3"]
+
+
+def test_a_causal_model_is_ranked_on_the_next_token() -> None:
+    logits = torch.eye(4)[torch.tensor([[1, 2, 3, 0]])]  # at each place the next token
+    handler = handler_for("language_modeling", [MetricConfig("top_k_accuracy", options={"k": 1}), "token_accuracy"])
+    handler.reset()
+    handler.update({"logits": logits}, torch.tensor([[0, 1, 2, 3]]))
+    assert handler.compute() == {"top_k_accuracy": 1.0, "token_accuracy": 1.0}
+
+
+@pytest.mark.parametrize("labels", [["O", "PER", "LOC"], ["O", "B-PER", "B-LOC"]])
+def test_labels_without_tags_are_entities_of_one_token(labels: list[str]) -> None:
+    handler = handler_for("sequence_labeling", None)
+    handler.expect(dict(enumerate(labels)), None)
+    handler.reset()
+    handler.update({"logits": torch.eye(3)[torch.tensor([[1, 1, 0, 2]])]}, torch.tensor([[1, 1, 2, -100]]))
+    assert handler.compute()["f1"] == pytest.approx(2 * 1.0 * (2 / 3) / (1.0 + 2 / 3))
+
+
+def test_entities_without_names_of_labels_are_refused_before_the_first_batch() -> None:
+    handler = handler_for("sequence_labeling", ["seqeval"])
+    with pytest.raises(ConfigError, match="seqeval needs the names of the labels"):
+        handler.expect(None, None)
+    named = handler_for("sequence_labeling", [MetricConfig("seqeval", options={"id2label": ["O", "B-X"]})])
+    named.expect(None, None)

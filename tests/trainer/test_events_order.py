@@ -85,7 +85,8 @@ class TestTheWalk:
     def test_the_default_hooks_are_listed_by_name(self, toy: Build) -> None:
         hooks = toy().hooks
         assert hooks[Mode.TRAIN].names("on_update") == ["guard", "clip", "step", "zero_grad"]
-        assert hooks[Mode.TRAIN].names("on_batch_end") == ["count", "schedule", "progress", "due"]
+        assert hooks[Mode.TRAIN].names("on_batch_start") == ["seed", "prepare_input"]
+        assert hooks[Mode.TRAIN].names("on_batch_end") == ["count", "schedule", "keep_place", "progress", "due"]
         assert hooks[Mode.VAL].names("on_batch_end") == ["measure"]
 
 

@@ -1,0 +1,255 @@
+"""Texts: what a model generates, or its largest logits, decoded and compared; with real models built small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hezar_train import Trainer
+from hezar_train.errors import ConfigError
+
+Build = Callable[..., Trainer]
+
+TEXTS = ["سلام دنیا", "کتاب‌ها روی میز", "من می‌روم خانه", "سلام خانه من", "میز و کتاب"]
+IGNORED = -100
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(transformers: Any) -> Any:
+    """A tokenizer of the words above."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="<unk>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    trainer = tokenizers.trainers.WordLevelTrainer(special_tokens=["<pad>", "</s>", "<unk>"])
+    model.train_from_iterator(TEXTS, trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=model, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+@pytest.fixture(scope="module")
+def pairs(tokenizer: Any) -> list[dict[str, torch.Tensor]]:
+    """Each text as input and as label."""
+    ids = [torch.tensor([*tokenizer.encode(text), tokenizer.eos_token_id]) for text in TEXTS]
+    return [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row} for row in ids]
+
+
+def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {
+        key: nn.utils.rnn.pad_sequence(
+            [row[key] for row in rows], batch_first=True, padding_value=IGNORED if key == "labels" else 0
+        )
+        for key in rows[0]
+    }
+
+
+@pytest.fixture
+def t5(toy: Build, transformers: Any, tokenizer: Any, pairs: list[dict[str, torch.Tensor]]) -> Build:
+    """Build a trainer of a tiny T5 that counts the calls of its `generate`."""
+
+    def build(**given: Any) -> Trainer:
+        config = transformers.T5Config(
+            d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=2, vocab_size=len(tokenizer),
+            decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = transformers.T5ForConditionalGeneration(config)
+        model.calls = []
+        generate = model.generate
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            model.calls.append(kwargs)
+            return generate(*args, **kwargs)
+
+        model.generate = counted
+        settings = {
+            "task": "text_generation", "criterion": None, "eval_batch_size": 2, "data_collator": padded,
+            "preprocessor": tokenizer, "generation_kwargs": {"max_new_tokens": 4}, "learning_rate": 1e-2,
+        }  # fmt: skip
+        return toy(model=model, train_dataset=pairs, eval_dataset=pairs, **settings | given)
+
+    return build
+
+
+class TestT5:
+    def test_it_generates_once_per_batch_with_the_configured_arguments(self, t5: Build) -> None:
+        trainer = t5(metrics=["rouge", "chrf", "bleu"])
+        found = trainer.evaluate()
+        assert {"rouge1", "rougeL", "chrf", "bleu"} <= set(found)
+        assert len(trainer.model.calls) == 3
+        assert all(call["max_new_tokens"] == 4 for call in trainer.model.calls)
+        assert all(set(call) == {"input_ids", "attention_mask", "max_new_tokens"} for call in trainer.model.calls)
+
+    def test_without_generate_the_logits_are_read(self, t5: Build) -> None:
+        trainer = t5(evaluate_with_generate=False)
+        found = trainer.evaluate()
+        assert trainer.model.calls == []
+        assert set(found) == {"loss", "rouge1", "rouge2", "rougeL", "rougeLsum"}
+
+    def test_it_learns_and_its_best_is_told_by_rouge(self, t5: Build) -> None:
+        trainer = t5(num_epochs=40, batch_size=5, metric_for_best_model="rouge1", eval_steps=20)
+        before = trainer.evaluate()["rouge1"]
+        trainer.train()
+        assert trainer.state.metric_for_best_checkpoint == "evaluation.rouge1"
+        assert before < trainer.state.best_metric_value <= 1.0
+
+    def test_results_do_not_depend_on_the_batch_size(self, t5: Build) -> None:
+        found = [t5(eval_batch_size=size, metrics=["cer", "rouge"]).evaluate() for size in (1, 3, 5)]
+        assert all(one == pytest.approx(found[0], rel=1e-5) for one in found[1:])
+
+    def test_predictions_are_texts_also_without_labels(self, t5: Build, pairs: list[dict[str, torch.Tensor]]) -> None:
+        trainer = t5()
+        bare = [{key: value for key, value in row.items() if key != "labels"} for row in pairs]
+        found = trainer.predict(bare)
+        assert found == trainer.predict()
+        assert len(found) == len(TEXTS)
+        assert all(isinstance(text, str) for text in found)
+
+    def test_the_worst_samples_are_shown_as_texts(self, t5: Build) -> None:
+        trainer = t5()
+        trainer.evaluate()
+        worst = trainer.last_evaluation[""].worst_samples
+        assert sorted(sample["target"] for sample in worst) == sorted(TEXTS)
+        assert [sample["loss"] for sample in worst] == sorted((sample["loss"] for sample in worst), reverse=True)
+
+    def test_text_metrics_without_a_way_to_text_are_refused(self, t5: Build) -> None:
+        with pytest.raises(ConfigError, match="text metrics need a way from ids to text"):
+            t5(preprocessor=None, metrics=["rouge"])
+
+    def test_nobody_asked_for_metrics_so_the_loss_will_do(self, t5: Build) -> None:
+        trainer = t5(preprocessor=None)
+        assert set(trainer.evaluate()) == {"loss"}
+        assert trainer.model.calls == []
+
+
+class Copy(nn.Module):
+    """Generate what was given: a perfect model."""
+
+    is_generative = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Embedding(40, 40)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(input_ids)
+        return logits
+
+    def generate(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return input_ids
+
+
+def test_identical_persian_texts_score_one(toy: Build, tokenizer: Any, pairs: list[dict[str, torch.Tensor]]) -> None:
+    trainer = toy(
+        task="text_generation", model=Copy(), train_dataset=pairs, eval_dataset=pairs, data_collator=padded,
+        preprocessor=tokenizer, metrics=["rouge", "bleu", "chrf", "cer", "wer"], eval_batch_size=2,
+    )  # fmt: skip
+    found = trainer.evaluate()
+    assert (found["cer"], found["wer"]) == (0.0, 0.0)
+    scores = {key: found[key] for key in ("rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "bleu")}
+    assert scores == pytest.approx(dict.fromkeys(scores, 1.0))
+    assert trainer.predict() == TEXTS
+
+
+def test_a_decode_of_the_users_own_needs_no_preprocessor(toy: Build, pairs: list[dict[str, torch.Tensor]]) -> None:
+    from hezar_train.metrics import TextHandler
+
+    handler = TextHandler(["cer"])
+    handler.decode = lambda ids: ["".join(chr(97 + max(0, number)) for number in row) for row in ids.tolist()]
+    trainer = toy(
+        task="text_generation", model=Copy(), train_dataset=pairs[:1], eval_dataset=pairs[:1], metrics_handler=handler
+    )
+    assert trainer.evaluate()["cer"] == 0.0
+
+
+def test_a_handler_that_only_computes_is_given_what_was_generated(
+    toy: Build, pairs: list[dict[str, torch.Tensor]]
+) -> None:
+    class Whole:
+        def compute_metrics(self, predictions: Any, labels: Any) -> dict[str, float]:
+            return {"same": float((predictions == labels).all())}
+
+    data = [row | {"labels": row["input_ids"]} for row in pairs if len(row["input_ids"]) == 4]
+    trainer = toy(
+        task="text_generation", model=Copy(), train_dataset=data, eval_dataset=data, metrics_handler=Whole(),
+        data_collator=padded,
+    )  # fmt: skip
+    assert trainer.evaluate()["same"] == 1.0
+
+
+class TestHezar:
+    def test_crnn_reads_texts_through_its_post_process(self, toy: Build) -> None:
+        hezar = pytest.importorskip("hezar.models")
+        generator = torch.Generator().manual_seed(4)
+        rows = [
+            {
+                "pixel_values": torch.rand(1, 32, 24, generator=generator),
+                "labels": torch.randint(1, 6, (3,), generator=generator),
+            }
+            for _ in range(4)
+        ]
+        names = {number: "" if number == 0 else "ابپتث"[number - 1] for number in range(6)}
+        config = hezar.CRNNImage2TextConfig(map2seq_in_dim=1024, map2seq_out_dim=8, rnn_dim=8, id2label=names)
+        trainer = toy(
+            task="image2text", model=hezar.CRNNImage2Text(config), train_dataset=rows, eval_dataset=rows,
+            eval_batch_size=3, criterion=None, optimizer="sgd", metric_for_best_model="cer",
+        )  # fmt: skip
+        found = trainer.train().metrics
+        texts = ["".join(names[int(label)] for label in row["labels"]) for row in rows]
+        worst = trainer.last_evaluation[""].worst_samples
+        assert sorted(sample["target"] for sample in worst) == sorted(texts)
+        assert trainer.predict() == [
+            next(sample["prediction"] for sample in worst if sample["sample"] == number) for number in range(4)
+        ]
+        assert found["evaluation.cer"] == trainer.state.best_metric_value
+        assert trainer.state.metric_for_best_checkpoint == "evaluation.cer"
+
+    def test_t5_without_a_tokenizer_has_the_loss_only(self, toy: Build) -> None:
+        hezar = pytest.importorskip("hezar.models")
+        config = hezar.T5TextGenerationConfig(
+            d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=2, vocab_size=50
+        )
+        rows = [{"token_ids": torch.tensor([3, 4, 1]), "labels": torch.tensor([3, 4, 1])}] * 4
+        trainer = toy(
+            task="text_generation", model=hezar.T5TextGeneration(config), train_dataset=rows, eval_dataset=rows,
+            criterion=None,
+        )  # fmt: skip
+        assert set(trainer.evaluate()) == {"loss"}
+
+
+def test_bert_classification_is_evaluated_and_predicts(toy: Build, transformers: Any) -> None:
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50,
+        max_position_embeddings=16, num_labels=3, id2label={0: "bad", 1: "fair", 2: "good"},
+    )  # fmt: skip
+    rows = [{"input_ids": torch.tensor([2, 3, number]), "labels": torch.tensor(number % 3)} for number in range(9)]
+    trainer = toy(
+        task="text_classification", criterion=None, model=transformers.BertForSequenceClassification(config),
+        train_dataset=rows, eval_dataset=rows, metrics=["accuracy", "f1"], metric_for_best_model="f1", num_epochs=2,
+    )  # fmt: skip
+    found = trainer.train().metrics
+    predicted = trainer.predict()
+    right = [guess == row["labels"] for guess, row in zip(predicted, rows, strict=True)]
+    assert found["evaluation.accuracy"] == pytest.approx(sum(map(bool, right)) / 9)
+    (matrix,) = (table for table in trainer.last_evaluation[""].tables if table["name"] == "confusion_matrix")
+    assert matrix["rows"] == ["bad", "fair", "good"]
+
+
+def test_names_that_nobody_gave_are_none(transformers: Any) -> None:
+    from hezar_train.trainer.decoding import label_names_of
+
+    model = nn.Module()
+    model.config = transformers.BertConfig(num_labels=3)
+    assert label_names_of(model) is None
+    model.config = SimpleNamespace(id2label={"0": "no", "1": "yes"})
+    assert label_names_of(model) == {0: "no", 1: "yes"}
