@@ -208,7 +208,7 @@ class TrainerConfig(  # the last parent's fields come first
         accumulation = self.gradient_accumulation_steps
         for name in PERIODS:
             period = getattr(self, name)
-            if isinstance(period, int) and period % accumulation:
+            if isinstance(period, int) and period != 1 and period % accumulation:  # 1 plainly means every update
                 updates = -(-period // accumulation)
                 yield (
                     f"{name}={period} is not a multiple of gradient_accumulation_steps={accumulation}: what falls due "

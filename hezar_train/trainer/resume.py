@@ -16,9 +16,10 @@ from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.optim import Schedule
 from hezar_train.plan import Plan, exactness_changes
 from hezar_train.runtime import logger
+from hezar_train.state import TrainerState
 from hezar_train.trainer.folder import RunFolder
 
-__all__ = ["apply_accepted", "find_checkpoint", "refuse_changes"]
+__all__ = ["apply_accepted", "find_checkpoint", "refuse_changes", "take_over"]
 
 NAMES = ("best", "last")
 
@@ -67,6 +68,23 @@ def _best_step(folder: RunFolder) -> int:
     if not folder.best.exists():
         raise CheckpointError(f"resume_from_checkpoint='best', but {folder.best} does not exist: no best result yet")
     return int(read_mapping(folder.best)["step"])
+
+
+def take_over(
+    folder: RunFolder, store: CheckpointStore, state: TrainerState, checkpoint: Checkpoint | None, *, saves: bool
+) -> None:
+    """Make a folder the run's own: what does not belong to it is set aside, never deleted."""
+    store.clean()
+    is_foreign = checkpoint is not None and checkpoint.path.resolve().parent != store.root.resolve()
+    if state.global_step == 0 or is_foreign:
+        if (previous := folder.move_previous_aside()) is not None:
+            logger.info("an earlier run in this folder was moved to %s", previous)
+        state.update(files={}, logs_dir=None, best_checkpoint=None, best_metric_value=None)
+        return
+    for path in store.drop_after(state.global_step):
+        logger.info("a checkpoint past step %d was set aside: %s", state.global_step, path)
+    if saves:
+        folder.write_best(state)
 
 
 def apply_accepted(checkpoint: Checkpoint, config: TrainerConfig, optimizer: Optimizer, schedule: Schedule) -> None:

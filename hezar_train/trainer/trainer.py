@@ -61,7 +61,7 @@ from hezar_train.trainer.invariance import InvarianceReport, check_invariance
 from hezar_train.trainer.models import ModelCaller, as_outputs, build_criterion, labels_of, others_of
 from hezar_train.trainer.prediction import PredictionFile, PredictionSteps
 from hezar_train.trainer.records import Records, append_row
-from hezar_train.trainer.resume import apply_accepted, find_checkpoint, refuse_changes
+from hezar_train.trainer.resume import apply_accepted, find_checkpoint, refuse_changes, take_over
 from hezar_train.trainer.run import Run
 from hezar_train.trainer.saving import Snapshot, preprocessor_writer
 from hezar_train.trainer.steps import TrainSteps, Verbs, note_loss
@@ -536,38 +536,20 @@ class Trainer:
                 self._known_steps = self._store.steps()
 
     def _enter_folder(self) -> None:
-        """Make the folder this run's own; what an earlier run left there is moved, never deleted."""
-        store = self._store
-        if store.steps() != self._known_steps:
+        """Make the folder this run's own and write down what it is about to do."""
+        if self._store.steps() != self._known_steps:
             raise RunLockedError(
-                f"{store.root} has changed since this trainer was built: another one has trained there. Build it again."
+                f"{self._store.root} has changed since this trainer was built: another one has trained there. "
+                "Build it again."
             )
-        store.clean()
+        take_over(self.folder, self._store, self.state, self._checkpoint, saves=self.config.save_enabled)
+        self._checkpoint = None  # from here on the state says where the run is
         if self.config.accept_changes:
             self.state.stop_reason = None
-        if self._is_foreign():
-            self.state.update(files={}, logs_dir=None, best_checkpoint=None, best_metric_value=None)
-            self._checkpoint = None  # from here on it is this folder's own run
-            self._move_aside()
-        elif self._checkpoint is not None or self.state.global_step:
-            for path in store.drop_after(self.state.global_step):
-                logger.info("a checkpoint past step %d was set aside: %s", self.state.global_step, path)
-            if self.config.save_enabled:
-                self.folder.write_best(self.state)
-        else:
-            self._move_aside()
         if self._source.resume_problem and self.config.save_enabled:
             logger.warning("this run can be resumed at epoch ends only: %s", self._source.resume_problem)
         self.config.save(self.folder.root, self.trainer_config_file)
         self.plan.save(self.folder.plan)
-
-    def _is_foreign(self) -> bool:
-        """Tell whether the run goes on from a checkpoint of another folder."""
-        return self._checkpoint is not None and self._checkpoint.path.resolve().parent != self._store.root.resolve()
-
-    def _move_aside(self) -> None:
-        if (previous := self.folder.move_previous_aside()) is not None:
-            logger.info("an earlier run in this folder was moved to %s", previous)
 
     def _refuse_lost_place(self, source: Source) -> None:
         if source.resume_problem and self.state.position and not self.state.epoch_finished:
