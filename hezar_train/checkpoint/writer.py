@@ -20,6 +20,7 @@ from hezar_train.checkpoint.store import CheckpointStore
 __all__ = ["CheckpointWriter"]
 
 HEADROOM_BYTES = 1 << 20  # headers, the manifest, a small preprocessor
+MOMENT_SECONDS = 1.0
 UNNOTICED_SECONDS = 0.1  # a wait that is not worth a line
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,11 @@ class CheckpointWriter:
             self._thread.join()
             self._thread = None
         self._raise_error()
+
+    def abandon(self) -> None:
+        """Give the save under way a moment to end, no more: a thread that outlives the program may abort its exit."""
+        if self._thread is not None:
+            self._thread.join(timeout=MOMENT_SECONDS)
 
     def close(self) -> None:
         """Finish the save under way, free the buffers, raise what went wrong."""

@@ -119,7 +119,9 @@ class Run:
     def finish(self) -> None:
         """Wait for the save under way and close the files."""
         try:
-            if not self._is_abandoned:
+            if self._is_abandoned:
+                self._writer.abandon()
+            else:
                 self._writer.close()
         finally:
             self.state.files = self.records.flush()  # a second call of train() goes on from here
