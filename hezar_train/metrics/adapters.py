@@ -303,11 +303,7 @@ def evaluate_module(path: str, own_names: Sequence[str] = ()) -> Any:
     except ImportError as error:
         raise MissingDependencyError("evaluate", "evaluate", f"the metric 'evaluate:{path}'") from error
     try:
-        try:
-            return evaluate.load(path, keep_in_memory=True)
-        except ModuleNotFoundError:  # it copies the script into a folder whose listing Python may still remember
-            importlib.invalidate_caches()
-            return evaluate.load(path, keep_in_memory=True)
+        return evaluate.load(path, keep_in_memory=True)
     except OSError as error:  # a file that is not there, a Hub that cannot be reached
         raise ConfigError(_why_not_loaded(path, own_names, error)) from error
 

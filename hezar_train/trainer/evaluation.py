@@ -66,7 +66,6 @@ class EvaluationSteps:
 
     def forward(self, ctx: Context) -> None:
         """Run the model and its loss on the batch."""
-        ctx.outputs = None  # two batches of logits are never held at once
         ctx.outputs = self._evaluation_step(ctx.batch)
 
     def measure(self, ctx: Context) -> None:

@@ -38,7 +38,6 @@ class PredictionSteps:
 
     def forward(self, ctx: Context) -> None:
         """Run the model on the batch."""
-        ctx.outputs = None  # two batches of logits are never held at once
         ctx.outputs = self._look(ctx.batch)
 
     def collect(self, ctx: Context) -> None:

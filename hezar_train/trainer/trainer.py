@@ -220,7 +220,8 @@ class Trainer:
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         """Run the model and its loss on a batch, without gradients."""
         with torch.no_grad(), self._autocast():
-            outputs = self._look(batch)
+            # The last batch's logits go now: held during the loss, they make the allocator give memory back and forth.
+            self.ctx.outputs = outputs = self._look(batch)
             outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **others_of(batch))
         return outputs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -258,9 +259,12 @@ class TestFormsOfMetrics:
         assert trainer.state.best_metric_value == found["evaluation.hits"]
 
     def test_a_script_of_evaluate(self, toy: Build, rows: Any, tmp_path: Path, monkeypatch: Any) -> None:
-        pytest.importorskip("evaluate")
+        import evaluate
+
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+        monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+        for name in [name for name in sys.modules if name.startswith("evaluate_modules")]:
+            monkeypatch.delitem(sys.modules, name)  # a package of that name is bound to the folder of another test
         Path("share.py").write_text(SCRIPT)
         given = ["evaluate:./share.py", "accuracy"]
         found = toy(task="text_classification", metrics=given, eval_dataset=rows(9)).evaluate()
