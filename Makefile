@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all lint docs pace kill clean
+.PHONY: help train test test-all lint docs pace evaluation kill clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ docs: $(VENV)/.installed-recipes ## write the pages that are made from the sourc
 
 pace: $(VENV)/.installed-recipes ## compare the pace with a loop written by hand
 	$(BIN)/python benchmarks/pace.py
+
+evaluation: $(VENV)/.installed-recipes ## compare memory and pace of an evaluation with a loop written by hand
+	$(BIN)/python benchmarks/evaluation.py
 
 kill: $(VENV)/.installed-recipes ## kill runs at random moments, go on, and compare with an unbroken run
 	$(BIN)/python benchmarks/kill.py

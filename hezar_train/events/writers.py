@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hezar_train.config.files import fsync_folder, is_disk_full
+from hezar_train.config.files import is_disk_full
 from hezar_train.errors import DataError, MissingDependencyError
 from hezar_train.events.append_file import AppendFile
 from hezar_train.events.storage import RESERVED_NAMES, Row
@@ -170,12 +170,11 @@ class CSVWriter(EventWriter):
     def _replace(self, columns: list[str], content: bytes) -> None:
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         try:
-            _write_synced(temporary, content)
+            temporary.write_bytes(content)  # not synced: the loop waits here, and a resume makes the table anew
         except OSError:
             temporary.unlink(missing_ok=True)  # half a file would only keep the disk full
             raise
         os.replace(temporary, self.path)
-        fsync_folder(self.path.parent)
         self._file.close()
         self._file = AppendFile(self.path)
         self._columns = columns
@@ -290,13 +289,6 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
         header, *lines = list(csv.reader(file)) or [[]]
     columns = itertools.zip_longest(*lines, fillvalue="") if lines else ([] for _ in header)
     return {name: [_cell(name, text) for text in cells] for name, cells in zip(header, columns, strict=True)}
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _row_of(path: Path, number: int, line: bytes) -> Row:
