@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -221,7 +221,9 @@ class Trainer:
         """Run the model and its loss on a batch, without gradients."""
         with torch.no_grad(), self._autocast():
             # The last batch's logits go now: held during the loss, they make the allocator give memory back and forth.
-            self.ctx.outputs = outputs = self._look(batch)
+            self.ctx.outputs = outputs = self._outputs_of(batch)
+            if self._generate is not None:
+                outputs["generated"] = self._generate(batch)
             outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **others_of(batch))
         return outputs
 
@@ -295,7 +297,7 @@ class Trainer:
         self.progress.start_evaluation(source.num_samples and -(-source.num_samples // source.batch_size))
         try:
             with (
-                self._measuring(),
+                EventStorage(),
                 preserved_randomness(),
                 looking_only(self.model),
                 routine.running(),
@@ -398,7 +400,7 @@ class Trainer:
                 outputs = self._outputs_of(self.ctx.batch)
                 return self.compute_loss(outputs, labels_of(self.ctx.batch), **others_of(self.ctx.batch))
 
-        with self._measuring(), preserved_randomness():
+        with EventStorage(), preserved_randomness():
             return check_invariance(self.model, range(count), fetch, self._unit_weight, loss_of, tolerance)
 
     # What follows assembles the parts; none of it is called by users.
@@ -644,18 +646,6 @@ class Trainer:
     def _active(self) -> Routine:
         """Return the routine under way; a step called on its own gets one of its own."""
         return self._routine or Routine(self.ctx, self.hooks[Mode.TRAIN], Mode.TRAIN, "train", self._step_and_settle)
-
-    def _measuring(self) -> AbstractContextManager[object]:
-        """Give a model that puts scalars somewhere to put them: they are no part of the training rows."""
-        return EventStorage()
-
-    def _look(self, batch: Any) -> dict[str, Any]:
-        """Run the model for its predictions; one that writes texts also generates."""
-        with torch.no_grad(), self._autocast():
-            outputs = self._outputs_of(batch)
-            if self._generate is not None:
-                outputs["generated"] = self._generate(batch)
-        return outputs
 
     def _foresee(self, batch: Any) -> dict[str, Any]:
         """Run the model for its predictions alone; one that writes texts may not even run without labels."""
