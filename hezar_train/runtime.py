@@ -8,6 +8,7 @@ order, windows, schedules and checkpoints are not Accelerate's business here: se
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import os
@@ -32,6 +33,8 @@ logger = logging.getLogger("hezar_train")
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 OWN_TRACKERS = frozenset({"tensorboard"})  # written by our own event writers
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# numbers of glibc's mallopt(), and what to set each to
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20)}
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
     problems = _broken_promises(config, asked, runtime, own=own)
     if problems:
         raise ConfigError(problems)
+    if runtime.device.type == "cpu":
+        _keep_freed_memory()
     return runtime
 
 
@@ -225,6 +230,19 @@ def _broken_promises(config: TrainerConfig, asked: torch.device | None, runtime:
 
 def _same_device(asked: torch.device, got: torch.device) -> bool:
     return asked.type == got.type and (asked.index is None or got.index in {asked.index, None})
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Let the process keep up to 256 MB that a step frees for the next step, instead of giving it back each time.
+
+    Touching fresh pages for each batch's outputs costs up to a third of an evaluation. An environment that sets one of
+    glibc's own variables is left as it is, and so is a C library without them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None and not any(name in os.environ for name in KEPT_MEMORY):
+        for number, value in KEPT_MEMORY.values():
+            mallopt(number, value)
 
 
 def _ask_for_deterministic_kernels() -> None:
