@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all lint docs pace evaluation kill clean
+.PHONY: help train test test-all lint docs pace hooks evaluation kill clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,9 +51,13 @@ lint: $(VENV)/.installed-lint ## check style, format and types
 
 docs: $(VENV)/.installed-recipes ## write the pages that are made from the source
 	$(BIN)/python docs/make_config.py
+	$(BIN)/python docs/make_contract.py
 
 pace: $(VENV)/.installed-recipes ## compare the pace with a loop written by hand
 	$(BIN)/python benchmarks/pace.py
+
+hooks: $(VENV)/.installed-recipes ## measure what the hook system costs in a step
+	$(BIN)/python benchmarks/hooks.py
 
 evaluation: $(VENV)/.installed-recipes ## compare memory and pace of an evaluation with a loop written by hand
 	$(BIN)/python benchmarks/evaluation.py

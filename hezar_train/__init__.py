@@ -13,35 +13,53 @@ if TYPE_CHECKING:
     from hezar_train.data import RangedSampler
     from hezar_train.events import EventStorage, get_event_storage
     from hezar_train.launch import Recipe
-    from hezar_train.loop import Hook
+    from hezar_train.loop import LIFECYCLE, CtxVar, Hook, Lifecycle, Moment, lifecycle
+    from hezar_train.multi_model import MultiModelTrainer
     from hezar_train.state import TrainerState
-    from hezar_train.trainer import Trainer
+    from hezar_train.trainer import RoutineResult, Trainer
+    from hezar_train.types import Mode
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "LIFECYCLE",
+    "CtxVar",
     "EventStorage",
     "Hook",
+    "Lifecycle",
     "MetricConfig",
+    "Mode",
+    "Moment",
+    "MultiModelTrainer",
     "RangedSampler",
     "Recipe",
+    "RoutineResult",
     "Trainer",
     "TrainerConfig",
     "TrainerState",
     "__version__",
     "get_event_storage",
+    "lifecycle",
 ]
 
 _MODULE_OF_NAME = {
+    "CtxVar": "hezar_train.loop",
     "EventStorage": "hezar_train.events",
     "Hook": "hezar_train.loop",
+    "LIFECYCLE": "hezar_train.loop",
+    "Lifecycle": "hezar_train.loop",
     "MetricConfig": "hezar_train.config",
+    "Mode": "hezar_train.types",
+    "Moment": "hezar_train.loop",
+    "MultiModelTrainer": "hezar_train.multi_model",
     "RangedSampler": "hezar_train.data",
     "Recipe": "hezar_train.launch",
+    "RoutineResult": "hezar_train.trainer",
     "Trainer": "hezar_train.trainer",
     "TrainerConfig": "hezar_train.config",
     "TrainerState": "hezar_train.state",
     "get_event_storage": "hezar_train.events",
+    "lifecycle": "hezar_train.loop",
 }
 
 

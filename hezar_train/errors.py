@@ -14,6 +14,7 @@ __all__ = [
     "DataError",
     "HezarTrainError",
     "HookError",
+    "HookTypeError",
     "HubError",
     "MissingDependencyError",
     "NonFiniteError",
@@ -62,6 +63,10 @@ class HookError(HezarTrainError, ValueError):
     """A hook, moment or hook name that does not exist, or exists twice."""
 
 
+class HookTypeError(HookError, TypeError):
+    """Something given as a hook that is none."""
+
+
 class MissingDependencyError(HezarTrainError, ImportError):
     """An optional package is needed; the message names the extra to install."""
 
@@ -95,9 +100,8 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the nearest known word, or an empty string."""
     spelled = {word.lower(): word for word in known}
     typed = str(given).lower()
-    near = difflib.get_close_matches(typed, spelled, n=1, cutoff=0.6)
-    if not near and len(typed) >= 3:
-        near = [word for word in spelled if word.startswith(typed)]
+    near = sorted((word for word in spelled if word.startswith(typed)), key=len) if len(typed) >= 3 else []
+    near = near or difflib.get_close_matches(typed, spelled, n=1, cutoff=0.6)
     return f" Did you mean {spelled[near[0]]!r}?" if near else ""
 
 

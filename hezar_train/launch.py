@@ -14,7 +14,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,8 @@ __all__ = [
     "check_file",
     "load_recipe",
     "recipe_names",
+    "resumed",
+    "saved_checkpoints",
 ]
 
 RECIPE_NAME = "recipe.py"
@@ -121,6 +123,25 @@ def build_trainer(loaded: LoadedRecipe) -> Trainer:
     trainer = Trainer(loaded.config, **vars(built))
     trainer.register_hooks([_record_keeper(loaded)])
     return trainer
+
+
+def saved_checkpoints(config: TrainerConfig) -> str:
+    """Return a short text that changes whenever the checkpoints in a run's folder do."""
+    folder = Path(config.output_dir) / config.checkpoints_dir
+    found = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("[0-9]*"))
+    return hashlib.sha256(repr(found).encode()).hexdigest() if found else ""
+
+
+def resumed(loaded: LoadedRecipe, saved_before: str) -> LoadedRecipe:
+    """Let a recipe go on from the newest checkpoint, if one was saved since `saved_before`; else start as it says.
+
+    A run that died before it saved anything must begin as it was asked to: in its folder there may be the checkpoints
+    of an earlier run, and `resume_from_checkpoint` may name one elsewhere.
+    """
+    saved = saved_checkpoints(loaded.config)
+    if saved in {"", saved_before}:
+        return loaded
+    return replace(loaded, config=replace(loaded.config, resume_from_checkpoint=True))
 
 
 def recipe_names() -> list[str]:
@@ -286,6 +307,7 @@ def _record_keeper(loaded: LoadedRecipe) -> Hook:
 
     class RecipeRecord(Hook):
         def before_train(self) -> None:
-            write_mapping(Path(loaded.config.output_dir) / RECORD_FILE, loaded.record())
+            if self.trainer.runtime.is_main:
+                write_mapping(Path(loaded.config.output_dir) / RECORD_FILE, loaded.record())
 
     return RecipeRecord()

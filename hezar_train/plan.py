@@ -22,7 +22,19 @@ from hezar_train.config.files import write_mapping
 from hezar_train.config.names import is_dotted_path
 from hezar_train.errors import ConfigError, DataError
 
-__all__ = ["Plan", "WindowSpan", "exactness_changes", "is_due", "make_plan", "steps_of"]
+__all__ = [
+    "BatchAndEpochNumbers",
+    "Plan",
+    "WindowSpan",
+    "calculate_batch_epoch_num",
+    "carried_over",
+    "exactness_changes",
+    "is_due",
+    "make_plan",
+    "one_pass",
+    "schedule_changes",
+    "steps_of",
+]
 
 
 class WindowSpan(NamedTuple):
@@ -79,19 +91,23 @@ class Plan:
     total_ticks: int
     """Ticks of the schedule in the whole run, at least 1."""
 
+    last_samples: int | None = None
+    """Samples after which the run ends, where steps and not epochs end it."""
+
     @property
     def step_samples(self) -> int:
         """Samples in one step, over all processes."""
         return self.batch_size * self.num_processes
 
-    def windows(self, position: int, steps_left: int) -> Iterator[WindowSpan]:
+    def windows(self, position: int, steps_left: int, samples_left: float = math.inf) -> Iterator[WindowSpan]:
         """Yield the rest of an epoch from any position, stopping (in a shortened window) when no steps are left."""
         end = self._end_of_epoch(position)
-        while position < end and steps_left > 0:
-            count = int(min(self.window_samples, end - position, steps_left * self.step_samples))
+        while position < end and steps_left > 0 and samples_left > 0:
+            count = int(min(self.window_samples, end - position, steps_left * self.step_samples, samples_left))
             num_steps = -(-count // self.step_samples)
             yield WindowSpan(position, count, num_steps, ends_epoch=position + count == end)
             position += count
+            samples_left -= count
             steps_left -= num_steps
 
     def _end_of_epoch(self, position: int) -> float:
@@ -108,10 +124,10 @@ class Plan:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """Build a plan from what `to_dict` gave; names it does not know are ignored."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        if missing := [name for name in names if name not in values]:
+        fields = dataclasses.fields(cls)
+        if missing := [one.name for one in fields if one.name not in values and one.default is dataclasses.MISSING]:
             raise ConfigError(f"the plan lacks {', '.join(missing)}")
-        return cls(**{name: values[name] for name in names})
+        return cls(**{one.name: values[one.name] for one in fields if one.name in values})
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the plan atomically as JSON."""
@@ -121,6 +137,18 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan from the file that `save` wrote."""
         return cls.from_dict(read_mapping(path))
+
+
+def one_pass(num_samples: int | None, batch_size: int, num_processes: int = 1) -> Plan:
+    """Return the plan of a single look at data: every step is a window."""
+    step_samples = batch_size * num_processes
+    steps = 0 if num_samples is None else -(-num_samples // step_samples)
+    return Plan(
+        num_samples=num_samples, num_processes=num_processes, batch_size=batch_size, accumulation=1, num_epochs=1,
+        drop_last=False, window_samples=step_samples, steps_in_epoch=steps or None, updates_in_epoch=steps or None,
+        total_steps=steps, total_updates=steps, log_updates=None, save_updates=None, eval_updates=None,
+        schedule_updates=None, total_ticks=1,
+    )  # fmt: skip
 
 
 def is_due(period: int | None, update_step: int) -> bool:
@@ -133,23 +161,28 @@ def make_plan(
 ) -> Plan:
     """Work out a run; `num_samples` None is a stream, and `batch_size` overrides the config's."""
     batch_size = config.batch_size if batch_size is None else batch_size
-    accumulation = config.gradient_accumulation_steps
-    epoch = _Epoch.cut(config, num_samples, batch_size * num_processes, accumulation)
+    step_samples = batch_size * num_processes
+    accumulation, window_samples = _window(config, step_samples)
+    epoch = _Epoch.cut(config, num_samples, step_samples, window_samples)
     total_steps = _total_steps(config, epoch)
     total_updates = _total_updates(total_steps, epoch, accumulation)
 
+    # with a global batch, periods are those of one process, so that they are the same on any number of them
+    alone = accumulation if config.global_batch_size is None else -(-config.global_batch_size // batch_size)
+
     def updates(steps: float | None) -> int | None:
-        return _period_in_updates(steps, total_steps, accumulation)
+        return _period_in_updates(steps, total_steps, alone)
 
     schedule_updates = updates(config.lr_scheduling_steps)
+    _refuse_schedule_of_one_call(config)
     return Plan(
         num_samples=num_samples,
         num_processes=num_processes,
         batch_size=batch_size,
         accumulation=accumulation,
-        num_epochs=config.num_epochs,
+        num_epochs=_num_epochs(config, epoch, total_steps),
         drop_last=config.drop_last,
-        window_samples=batch_size * num_processes * accumulation,
+        window_samples=window_samples,
         steps_in_epoch=epoch.num_steps if epoch else None,
         updates_in_epoch=epoch.num_updates if epoch else None,
         total_steps=total_steps,
@@ -159,7 +192,37 @@ def make_plan(
         eval_updates=updates(config.eval_steps) if config.do_evaluate is not False else None,
         schedule_updates=schedule_updates,
         total_ticks=_total_ticks(config, epoch, total_steps, total_updates, schedule_updates),
+        last_samples=_last_samples(config, epoch, total_steps, step_samples, window_samples),
     )
+
+
+def _refuse_schedule_of_one_call(config: TrainerConfig) -> None:
+    """Raise if a schedule would be over after the first of many calls of train()."""
+    if config.local_update_steps is None or config.fresh_optimizer:
+        return
+    for field in ("lr_scheduler", "momentum_scheduler"):
+        name = scheduler_name(config[field])
+        if _is_laid_out_over_the_run(name, config[f"{field}_kwargs"]):
+            raise ConfigError(
+                f"{field}={name!r} is laid out over one call of train(), of {config.local_update_steps} "
+                f"{config.batch_or_epoch} steps, and would stay at its end in all later ones. Set fresh_optimizer=True "
+                f"to begin it anew in each call, or give its length in {field}_kwargs."
+            )
+
+
+def carried_over(plan: Plan, old: Plan) -> Plan:
+    """Return the plan of a run that goes on with another number of processes: what counts in updates stays."""
+    if plan.num_processes == old.num_processes or plan.window_samples != old.window_samples:
+        return plan
+    kept = ("total_updates", "log_updates", "save_updates", "eval_updates", "schedule_updates", "total_ticks")
+    return dataclasses.replace(plan, last_samples=old.last_samples, **{name: getattr(old, name) for name in kept})
+
+
+def _window(config: TrainerConfig, step_samples: int) -> tuple[int, int]:
+    """Return the steps and the samples of a whole window."""
+    if config.global_batch_size is None:
+        return config.gradient_accumulation_steps, step_samples * config.gradient_accumulation_steps
+    return -(-config.global_batch_size // step_samples), config.global_batch_size
 
 
 class _Epoch(NamedTuple):
@@ -167,28 +230,33 @@ class _Epoch(NamedTuple):
 
     num_steps: int
     num_updates: int
+    num_samples: int
 
     @classmethod
-    def cut(cls, config: TrainerConfig, num_samples: int | None, step_samples: int, accumulation: int) -> _Epoch | None:
+    def cut(
+        cls, config: TrainerConfig, num_samples: int | None, step_samples: int, window_samples: int
+    ) -> _Epoch | None:
         """Count the steps and updates of an epoch; None for a stream."""
         if num_samples is None:
             return None
         if num_samples < 1:
             raise DataError("The training data is empty: expected at least one sample.")
-        window_samples = step_samples * accumulation
+        num_updates, rest = divmod(num_samples, window_samples)
+        num_steps = num_updates * -(-window_samples // step_samples)
         if not config.drop_last:
-            return cls(-(-num_samples // step_samples), -(-num_samples // window_samples))
-        num_updates = num_samples // window_samples
+            return cls(num_steps - (-rest // step_samples), num_updates + (rest > 0), num_samples)
         if num_updates == 0:
             raise ConfigError(
                 f"drop_last=True drops all of the training data: {num_samples} samples do not fill one update of "
-                f"{window_samples} (batch_size x processes x gradient_accumulation_steps). Lower one of these, or set "
-                "drop_last=False."
+                f"{window_samples} (batch_size x processes x gradient_accumulation_steps, or global_batch_size). Lower "
+                "one of these, or set drop_last=False."
             )
-        return cls(num_updates * accumulation, num_updates)
+        return cls(num_steps, num_updates, num_updates * window_samples)
 
 
 def _total_steps(config: TrainerConfig, epoch: _Epoch | None) -> int:
+    if config.local_update_steps is not None:
+        return _steps_of_a_call(config, config.local_update_steps, epoch)
     if epoch is None:
         if not isinstance(config.max_steps, int):
             raise ConfigError(
@@ -202,11 +270,68 @@ def _total_steps(config: TrainerConfig, epoch: _Epoch | None) -> int:
     return min(steps_of(config.max_steps, whole), whole)
 
 
+def _num_epochs(config: TrainerConfig, epoch: _Epoch | None, total_steps: int) -> int:
+    """Return the epochs of the run, or those that a call of so many steps touches."""
+    if config.local_update_steps is None:
+        return config.num_epochs
+    return 1 if epoch is None else -(-total_steps // epoch.num_steps)
+
+
+def _steps_of_a_call(config: TrainerConfig, asked: int, epoch: _Epoch | None) -> int:
+    if config.batch_or_epoch == "batch":
+        return asked
+    if epoch is None:
+        raise ConfigError(
+            f"local_update_steps={asked} counts epochs (batch_or_epoch='epoch'), but the length of the training data "
+            "is unknown. Set batch_or_epoch='batch'."
+        )
+    return asked * epoch.num_steps
+
+
+class BatchAndEpochNumbers(NamedTuple):
+    """How a number of batches or epochs is walked."""
+
+    batches_per_epoch: int
+    batches_in_last_epoch: int
+    num_epochs: int
+    total_batches: int
+
+
+def calculate_batch_epoch_num(
+    steps: int, batch_or_epoch: str, num_data: int, batch_size: int, drop_last: bool = False
+) -> BatchAndEpochNumbers:
+    """Turn a number of batches or epochs over `num_data` samples into epochs and the batches of each."""
+    per_epoch = num_data // batch_size + (not drop_last and num_data % batch_size > 0)
+    if per_epoch == 0:
+        raise DataError(
+            f"{num_data} samples give no batch of {batch_size} (drop_last={drop_last}): lower batch_size, or set "
+            "drop_last=False"
+        )
+    if batch_or_epoch == "epoch":
+        return BatchAndEpochNumbers(per_epoch, per_epoch, steps, steps * per_epoch)
+    if batch_or_epoch != "batch":
+        raise ConfigError(f"batch_or_epoch={batch_or_epoch!r} is not known. Choose from: batch, epoch.")
+    per_epoch = min(per_epoch, steps)
+    return BatchAndEpochNumbers(per_epoch, steps % per_epoch or per_epoch, -(-steps // per_epoch), steps)
+
+
 def steps_of(given: float, whole: int) -> int:
     """Return a count of steps as it is, and a share of the whole rounded up, as the decimal number that was written."""
     if isinstance(given, float):
         return max(1, math.ceil(Fraction(repr(float(given))) * whole))  # 0.7 * 10 in floats is more than 7
     return given
+
+
+def _last_samples(
+    config: TrainerConfig, epoch: _Epoch | None, total_steps: int, step_samples: int, window_samples: int
+) -> int | None:
+    """Return the samples that `max_steps` leaves; None where epochs end the run, or each call ends itself."""
+    if config.local_update_steps is not None or (epoch is not None and config.max_steps is None):
+        return None
+    whole_epochs, rest = divmod(total_steps, epoch.num_steps) if epoch else (0, total_steps)
+    whole_windows, rest = divmod(rest, -(-window_samples // step_samples))
+    in_epoch = whole_windows * window_samples + rest * step_samples
+    return in_epoch if epoch is None else whole_epochs * epoch.num_samples + min(in_epoch, epoch.num_samples)
 
 
 def _total_updates(total_steps: int, epoch: _Epoch | None, accumulation: int) -> int:
@@ -236,11 +361,16 @@ _NORMALISED: dict[str, Callable[[Any], Any]] = {
     "optimizer": optimizer_name,
     "optimizer_kwargs": lambda given: to_plain(given or {}),
     "learning_rate": to_plain,
+    "momentum": to_plain,
     "weight_decay": to_plain,
+    "weight_decay_norm": to_plain,
+    "weight_decay_bias": to_plain,
     "max_grad_norm": to_plain,
     "lr_scheduler": scheduler_name,
     "lr_scheduler_kwargs": lambda given: to_plain(given or {}),
     "lr_scheduling_steps": to_plain,
+    "momentum_scheduler": scheduler_name,
+    "momentum_scheduler_kwargs": lambda given: to_plain(given or {}),
     "mixed_precision": precision_name,
     "loss_weight": to_plain,
     "criterion": to_plain,
@@ -262,8 +392,30 @@ _LENGTH_KEYWORDS = {
     "CyclicLR": {"step_size_up"},
     "SequentialLR": set[str](),
     "ChainedScheduler": set[str](),
+    "triangular": {"stepsize"},
+    "inv_triangular": {"stepsize"},
+    "triangular_exp": {"stepsize"},
+    "triangular2": {"stepsize"},
+    "triangular2_exp": {"stepsize"},
+    "triangular_decay_when_acc": {"stepsize"},
+    "warm_restarts": {"stepsize"},
+    "linear_decay": {"num_iters", "num_iter"},
+    "log_decay": {"num_iters", "num_iter"},
+    "decay_to_epoch": {"decay_length"},
+    "warmup_cosine": {"max_iter", "total_steps"},
+    "warmup_cosine_annealing": {"max_iter", "total_steps"},
+    "warmup_polynomial": {"max_iter", "total_steps"},
+    "warmup_linear": {"max_iter", "total_steps"},
+    "warmup_step": {"max_iter", "total_steps", "warmup_iter", "warmup_steps"},
+    "warmup_multi_step": {"max_iter", "total_steps"},
+    "warmup_exponential": {"max_iter", "total_steps", "warmup_iter", "warmup_steps"},
+    "warmup_noam": {"max_iter", "total_steps", "warmup_iter", "warmup_steps"},
 }
 """Schedules that are laid out over the whole run unless one of these keywords gives their length."""
+
+
+_LAID_OUT_IN_EPOCHS = {"decay_to_epoch"}
+"""Schedules whose length is counted in epochs."""
 
 
 def exactness_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> list[str]:
@@ -279,6 +431,11 @@ def exactness_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: 
     ]
 
 
+def schedule_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> list[str]:
+    """List, in plain words, every change of the run's length that a schedule under way cannot follow."""
+    return [*_pace_changes(old, new, old_plan, new_plan), *_length_changes(new, old_plan, new_plan)]
+
+
 def _change(name: str, before: Any, now: Any) -> Iterator[str]:
     if before != now:
         yield f"{name}: {before!r} in the checkpoint, {now!r} now"
@@ -286,6 +443,8 @@ def _change(name: str, before: Any, now: Any) -> Iterator[str]:
 
 def _plan_changes(old: Plan, new: Plan) -> Iterator[str]:
     yield from _change("num_samples", old.num_samples, new.num_samples)
+    if old.window_samples == new.window_samples and old.num_processes != new.num_processes:
+        return  # the same updates, cut for another number of processes
     yield from _change("batch_size", old.batch_size, new.batch_size)
     yield from _change("gradient_accumulation_steps", old.accumulation, new.accumulation)
 
@@ -310,18 +469,23 @@ def _pace_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan
 
 def _length_changes(config: Mapping[str, Any], old: Plan, new: Plan) -> Iterator[str]:
     """Tell of a run of another length where the schedule is laid out over the whole run."""
-    if old.total_ticks != new.total_ticks and _is_laid_out_over_the_run(config):
-        yield (
-            f"total steps: {old.total_steps} in the checkpoint, {new.total_steps} now (from num_epochs, max_steps and "
-            f"the data; lr_scheduler={scheduler_name(config['lr_scheduler'])!r} is laid out over the whole run)"
-        )
+    if (old.total_ticks, old.num_epochs) == (new.total_ticks, new.num_epochs):
+        return
+    for field in ("lr_scheduler", "momentum_scheduler"):
+        name = scheduler_name(config.get(field))
+        by_epochs = name in _LAID_OUT_IN_EPOCHS
+        is_other = old.num_epochs != new.num_epochs if by_epochs else old.total_ticks != new.total_ticks
+        if is_other and _is_laid_out_over_the_run(name, config.get(f"{field}_kwargs")):
+            yield (
+                f"total steps: {old.total_steps} in the checkpoint, {new.total_steps} now (from num_epochs, max_steps "
+                f"and the data; {field}={name!r} is laid out over the whole run)"
+            )
 
 
-def _is_laid_out_over_the_run(config: Mapping[str, Any]) -> bool:
-    scheduler = scheduler_name(config.get("lr_scheduler"))
+def _is_laid_out_over_the_run(scheduler: str | None, kwargs: Mapping[str, Any] | None) -> bool:
     if scheduler is None:
         return False
     if is_dotted_path(scheduler):
         return True
     lengths = _LENGTH_KEYWORDS.get(scheduler)
-    return lengths is not None and not lengths & (config.get("lr_scheduler_kwargs") or {}).keys()
+    return lengths is not None and not lengths & (kwargs or {}).keys()

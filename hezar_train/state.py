@@ -84,6 +84,15 @@ class TrainerState:
     stop_reason: str | None = None
     """Why the run ended; None while it goes on."""
 
+    call_end: int | None = None
+    """Step that ends the call of train() under way, where a call does only a part of the run."""
+
+    call_first_samples: int = 0
+    """Samples consumed before that call."""
+
+    model_index: int = 0
+    """Number of the model that is trained, where several are trained one after another."""
+
     hooks: dict[str, Any] = field(default_factory=dict)
     """States of hooks, by the hook's name, in plain values."""
 

@@ -29,7 +29,7 @@ ROWS = [
     {"trainer"},
     {"multi_model"},
     {"federated"},
-    {"report", "tune", "launch"},
+    {"report", "tune", "launch", "elastic"},
     {"cli"},
     {"__main__"},
 ]
@@ -134,7 +134,11 @@ def test_a_module_says_what_it_is_for_and_what_is_public(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["config", "data", "optim", "metrics", "events", "checkpoint", "loop", "hooks", "trainer"]
+    "part",
+    [
+        *("config", "data", "optim", "metrics", "events", "checkpoint"),
+        *("loop", "hooks", "trainer", "multi_model", "federated"),
+    ],
 )
 def test_what_a_package_names_it_has(part: str) -> None:
     module = __import__(f"hezar_train.{part}", fromlist=["__all__"])

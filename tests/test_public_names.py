@@ -13,16 +13,24 @@ import hezar_train
 
 ROOT = Path(hezar_train.__file__).parents[1]
 PUBLIC_NAMES = [
+    "LIFECYCLE",
+    "CtxVar",
     "EventStorage",
     "Hook",
+    "Lifecycle",
     "MetricConfig",
+    "Mode",
+    "Moment",
+    "MultiModelTrainer",
     "RangedSampler",
     "Recipe",
+    "RoutineResult",
     "Trainer",
     "TrainerConfig",
     "TrainerState",
     "__version__",
     "get_event_storage",
+    "lifecycle",
 ]
 
 

@@ -58,10 +58,12 @@ tensors leave the device one at a time.
 
 from __future__ import annotations
 
+from hezar_train.checkpoint.checkpointer import Checkpointer
 from hezar_train.checkpoint.contents import Checkpoint, Parts
 from hezar_train.checkpoint.lock import RunLock
 from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, verify
 from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
+from hezar_train.checkpoint.rounds import load_round, save_round
 from hezar_train.checkpoint.snapshot import SnapshotBuffers
 from hezar_train.checkpoint.store import CheckpointStore, Rejected, to_delete
 from hezar_train.checkpoint.tensors import read_tensors
@@ -79,6 +81,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "CheckpointWriter",
+    "Checkpointer",
     "Parts",
     "Rejected",
     "RunLock",
@@ -86,9 +89,11 @@ __all__ = [
     "WeightReport",
     "initial_weights",
     "load_module_state",
+    "load_round",
     "module_state",
     "pack",
     "read_tensors",
+    "save_round",
     "to_delete",
     "unpack",
     "unwrap",

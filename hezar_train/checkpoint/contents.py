@@ -24,8 +24,9 @@ from hezar_train.checkpoint.manifest import (
     verify,
 )
 from hezar_train.checkpoint.modules import module_state
+from hezar_train.checkpoint.shards import ShardIndex
 from hezar_train.checkpoint.snapshot import SnapshotBuffers
-from hezar_train.checkpoint.tensors import check_storable, read_tensors, tensor_file
+from hezar_train.checkpoint.tensors import check_storable, tensor_file
 from hezar_train.checkpoint.trees import pack, tensor_names, unpack
 from hezar_train.errors import CheckpointError
 
@@ -119,7 +120,7 @@ class Checkpoint:
 
     def model(self) -> tuple[dict[str, Tensor], Any]:
         """Return the model's tensors and their JSON, for `load_module_state`."""
-        return read_tensors(self.path / MODEL_FILE), self._sections["model"]
+        return ShardIndex(self.path).read_whole("model"), self._sections["model"]
 
     def optimizer(self) -> Any:
         """Return the optimizer's state dict, equal to the one that was saved."""
@@ -143,7 +144,7 @@ class Checkpoint:
 
     def _tree(self, section: str) -> Any:
         packed = self._sections[section]
-        return unpack(packed, read_tensors(self.path / OPTIMIZER_FILE, tensor_names(packed)))
+        return unpack(packed, ShardIndex(self.path).read_whole("optimizer", tensor_names(packed)))
 
 
 def _plain(state: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ This module owns the order "content, manifest, folder"; it does not know the che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from hezar_train.checkpoint.disk import FileRecord, fsync_folder, settle_folder, write_file_durably
@@ -32,6 +32,15 @@ class Draft:
         folder.mkdir()
         fill(folder)
         self._records |= {f"{name}/{path}": record for path, record in settle_folder(folder).items()}
+
+    @property
+    def records(self) -> dict[str, FileRecord]:
+        """What is known of the files so far, by name."""
+        return dict(self._records)
+
+    def take_in(self, records: Mapping[str, FileRecord]) -> None:
+        """Count files that other processes have written into the folder, durably."""
+        self._records |= records
 
     def seal(self, step: int) -> None:
         """Write the manifest; from here on the folder is a checkpoint that only lacks its name."""

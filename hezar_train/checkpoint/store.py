@@ -113,6 +113,10 @@ class CheckpointStore:
             remove_folder(draft.folder)
             raise
 
+    def confirm(self, path: Path) -> None:
+        """Read a checkpoint back and verify it."""
+        self.open(path)
+
     def prune(self, keep: int | None, protect: Collection[int] = ()) -> list[int]:
         """Delete all but the newest `keep` and the protected checkpoints; return the steps deleted."""
         doomed = to_delete(self.steps(), keep, protect)

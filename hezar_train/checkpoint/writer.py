@@ -7,13 +7,15 @@ tries again. Every other error is raised in the training thread, at the latest w
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import threading
 import time
 from collections.abc import Collection
 
 from hezar_train.checkpoint.contents import Parts
-from hezar_train.checkpoint.disk import free_bytes, is_disk_full, make_folder_durably
+from hezar_train.checkpoint.disk import free_bytes, is_disk_full
+from hezar_train.checkpoint.draft import Draft
 from hezar_train.checkpoint.snapshot import SnapshotBuffers
 from hezar_train.checkpoint.store import CheckpointStore
 
@@ -97,11 +99,7 @@ class CheckpointWriter:
             self._settle(step, error)
 
     def _write(self, step: int, parts: Parts, protect: Collection[int]) -> None:
-        make_folder_durably(self.store.root)
-        if (needed := parts.nbytes + HEADROOM_BYTES) > (free := free_bytes(self.store.root)):
-            raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free", str(self.store.root))
-        path = self.store.publish(step, parts.write, parts.before_commit)
-        self.store.open(path)
+        self.store.confirm(self.store.publish(step, functools.partial(_write_if_room, parts), parts.before_commit))
         self.last_step = step
         # Only now, with the new one read back: what is deleted before is missed after.
         self.store.prune(self.keep, {*protect, step})
@@ -124,3 +122,10 @@ class CheckpointWriter:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _write_if_room(parts: Parts, draft: Draft) -> None:
+    # As part of the writing: where several processes write together, none may stay away on its own.
+    if (needed := parts.nbytes + HEADROOM_BYTES) > (free := free_bytes(draft.folder)):
+        raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free", str(draft.folder.parent))
+    parts.write(draft)

@@ -146,7 +146,7 @@ def keywords(name: str, value: Any) -> Iterator[str]:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+        return all(isinstance(key, str | int) and _is_plain(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str | os.PathLike) or is_importable(value)

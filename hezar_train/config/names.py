@@ -11,12 +11,14 @@ from typing import Any
 from hezar_train.types import LRSchedulerType
 
 __all__ = [
+    "CURVES",
     "DEVICES",
     "LOSSES",
     "OPTIMIZERS",
     "OPTIMIZER_ALIASES",
     "SCHEDULERS",
     "SCHEDULER_ALIASES",
+    "SCHEDULER_CLASSES",
     "SHORT_SCHEDULERS",
     "TRACKERS",
     "is_dotted_path",
@@ -69,6 +71,35 @@ SCHEDULERS = (
 
 SHORT_SCHEDULERS = tuple(str(name) for name in LRSchedulerType)
 """The short names, which are the ones to list in a message."""
+
+SCHEDULER_CLASSES = {
+    "TriangularScheduler": "triangular",
+    "InvTriangularScheduler": "inv_triangular",
+    "TriangularMtmScheduler": "inv_triangular",
+    "TriangularExpScheduler": "triangular_exp",
+    "Triangular2Scheduler": "triangular2",
+    "Triangular2ExpScheduler": "triangular2_exp",
+    "WarmRestartScheduler": "warm_restarts",
+    "LinearDecayScheduler": "linear_decay",
+    "LogDecayScheduler": "log_decay",
+    "ExponentialDecayScheduler": "exponential_decay",
+    "StepScheduler": "step_decay",
+    "EpochSetScheduler": "epoch_set",
+    "DecayToEpoch": "decay_to_epoch",
+    "DecayWhenEpoch": "decay_when_epoch",
+    "DecayWhenAcc": "decay_when_acc",
+    "TriangularDecayWhenAcc": "triangular_decay_when_acc",
+    "WarmupCosineLR": "warmup_cosine",
+    "WarmupCosineAnnealingLR": "warmup_cosine_annealing",
+    "WarmupStepLR": "warmup_step",
+    "WarmupMultiStepLR": "warmup_multi_step",
+    "WarmupExponentialLR": "warmup_exponential",
+    "WarmupPolynomialLR": "warmup_polynomial",
+}
+"""The classes of lernomatic and LiBai, each with the short name of the same schedule."""
+
+CURVES = (*dict.fromkeys(SCHEDULER_CLASSES.values()), "warmup_linear", "warmup_noam")
+"""The short names of the schedules that a momentum can follow too."""
 
 SCHEDULER_ALIASES = {"cosine_anealing": "cosine_annealing"}
 """Old spellings that still work, with a warning."""
@@ -127,7 +158,11 @@ def optimizer_name(given: str | None) -> str:
     return OPTIMIZER_ALIASES.get(given.lower(), given.lower())
 
 
-_SCHEDULER_SPELLINGS = {name.lower(): name for name in (*SCHEDULERS, *SHORT_SCHEDULERS)} | SCHEDULER_ALIASES
+_SCHEDULER_SPELLINGS = {
+    **{name.lower(): name for name in (*SCHEDULERS, *SHORT_SCHEDULERS)},
+    **{name.lower(): short for name, short in SCHEDULER_CLASSES.items()},
+    **SCHEDULER_ALIASES,
+}
 
 
 def scheduler_name(given: str | None) -> str | None:

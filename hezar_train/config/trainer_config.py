@@ -6,6 +6,7 @@ changes one.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import warnings
@@ -14,15 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hezar_train.config.arguments import add_arguments, given_arguments
 from hezar_train.config.fields import (
     CheckpointFields,
     DataFields,
     EvaluationFields,
+    FinetuneFields,
     HardwareFields,
     LogFields,
     OptimizerFields,
+    RegularizerFields,
+    RoundFields,
     RunFields,
     ScheduleFields,
+    StoppingFields,
 )
 from hezar_train.config.files import read_mapping, to_plain, write_mapping
 from hezar_train.config.metric_config import metric_to_plain, metrics_from_plain
@@ -47,8 +53,12 @@ GROUPS = (
     OptimizerFields,
     ScheduleFields,
     EvaluationFields,
+    StoppingFields,
     CheckpointFields,
     LogFields,
+    RegularizerFields,
+    RoundFields,
+    FinetuneFields,
 )
 
 MARKS_OF_HEZAR = {"name": "trainer", "config_type": "trainer"}
@@ -60,8 +70,12 @@ PERIODS = ("save_steps", "log_steps", "eval_steps", "lr_scheduling_steps")
 @tells_unknown_fields
 @dataclass(eq=False)
 class TrainerConfig(  # the last parent's fields come first
+    FinetuneFields,
+    RoundFields,
+    RegularizerFields,
     LogFields,
     CheckpointFields,
+    StoppingFields,
     EvaluationFields,
     ScheduleFields,
     OptimizerFields,
@@ -166,6 +180,16 @@ class TrainerConfig(  # the last parent's fields come first
         if not source.exists():
             raise ConfigError(f"{source}: there is no such file")
         return cls.from_dict(read_mapping(source), **overrides)
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Give a parser one flag for each field; return the parser."""
+        return add_arguments(parser, cls)
+
+    @classmethod
+    def from_arguments(cls, namespace: argparse.Namespace, **values: Any) -> Self:
+        """Build a config from parsed flags, which win over `values`."""
+        return cls.from_dict({**values, **given_arguments(namespace, cls)})
 
     def save(
         self,

@@ -14,9 +14,11 @@ from hezar_train.data.permutation import Permutation
 from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.seeds import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
 from hezar_train.data.sources import collator_for, is_stream, open_source
-from hezar_train.data.windows import Order, Source, Window, batch_length
+from hezar_train.data.splits import SPLITS, is_splits, parse_splits
+from hezar_train.data.windows import Order, Source, Window, batch_length, without_company
 
 __all__ = [
+    "SPLITS",
     "CharLevelOCRDataCollator",
     "ImageCaptioningDataCollator",
     "Order",
@@ -32,12 +34,15 @@ __all__ = [
     "collator_for",
     "cut_window",
     "default_collator",
+    "is_splits",
     "is_stream",
     "open_source",
+    "parse_splits",
     "preserved_randomness",
     "rank_ranges",
     "sample_seed",
     "seed_device",
     "seed_python_numpy_torch",
     "step_seed",
+    "without_company",
 ]

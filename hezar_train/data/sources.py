@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from hezar_train.data.collators import default_collator
 from hezar_train.data.fetch import Collator, as_it_is
@@ -60,6 +60,11 @@ def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
 
 def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order) -> Source:
     """Rebuild a plain or random loader on our sampler; keep one that has its own sampler or state."""
+    if order.num_processes > 1 and isinstance(loader.sampler, DistributedSampler):
+        raise DataError(
+            "the DataLoader has a DistributedSampler, and the trainer shares samples out among processes itself, so "
+            "that some would never be seen. Pass the dataset, or a loader without it."
+        )
     own = replace(
         order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
     )

@@ -10,10 +10,11 @@ cannot be exact, and says why in `resume_problem`.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,9 +25,9 @@ from hezar_train.data.fetch import Collator, Indices, MapDataset, WorkerPool, ba
 from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.seeds import SeedStream, sample_seed, seed_python_numpy_torch
 from hezar_train.errors import DataError
-from hezar_train.plan import Plan, WindowSpan
+from hezar_train.plan import Plan
 
-__all__ = ["MapSource", "Order", "SamplerSource", "Source", "StreamSource", "Window", "batch_length"]
+__all__ = ["MapSource", "Order", "SamplerSource", "Source", "StreamSource", "Window", "batch_length", "without_company"]
 
 
 @dataclass(slots=True)
@@ -38,6 +39,10 @@ class Window:
     ends_epoch: bool
     batches: list[Any]
     indices: list[Indices] = field(default_factory=list)  # of each micro-batch, where they are known
+    sizes: list[int] = field(
+        default_factory=list
+    )  # samples of each micro-batch; 0: it only keeps other processes company
+    firsts: list[int] = field(default_factory=list)  # position of each micro-batch's first sample
     cursor: Any = None  # the data's own state after this window, for sources that are not a pure function
     weights: list[float] = field(default_factory=list)
     total_weight: float = 0.0
@@ -118,18 +123,17 @@ class MapSource:
 
     def _in_process(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
         fetch = self.fetch
-        for span, parts in self._parts(plan, epoch, position, steps_left):
-            batches = [fetch(epoch, part) for part in parts]
-            yield Window(span.first, span.count, span.ends_epoch, batches, parts)
+        for window in self._parts(plan, epoch, position, steps_left):
+            window.batches = [fetch(epoch, part) for part in window.indices]
+            yield window
 
     def _through_workers(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
         if self._pool is None:
             self._pool = WorkerPool(self.fetch, self._order.num_workers, self._order.pin_memory)
 
         def requests() -> Iterator[tuple[int, Indices, Window]]:
-            for span, parts in self._parts(plan, epoch, position, steps_left):
-                window = Window(span.first, span.count, span.ends_epoch, [], parts)
-                for part in parts:
+            for window in self._parts(plan, epoch, position, steps_left):
+                for part in window.indices:
                     yield epoch, part, window
 
         for batch, window in fetched(requests(), self.fetch, self._pool):
@@ -137,10 +141,8 @@ class MapSource:
             if len(window.batches) == len(window.indices):
                 yield window
 
-    def _parts(
-        self, plan: Plan, epoch: int, position: int, steps_left: int
-    ) -> Iterator[tuple[WindowSpan, list[Indices]]]:
-        """Yield each window's span with the indices of this process's micro-batches."""
+    def _parts(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
+        """Yield each window with the indices of this process's micro-batches, not yet fetched."""
         order = self._order
         size = self.num_samples or 0
         start = min(position, size)  # the data may have shrunk
@@ -150,8 +152,12 @@ class MapSource:
         take = _Reader(sampler.chunks()).take
         for span in plan.windows(position, steps_left):
             indices = take(span.count)
-            ranges = rank_ranges(0, span.count, span.num_steps, order.rank, order.num_processes)
-            yield span, [indices[first : first + count] for first, count in ranges]
+            cells = rank_ranges(0, span.count, span.num_steps, order.rank, order.num_processes)
+            window = Window(span.first, span.count, span.ends_epoch, [])
+            window.indices = [_cell(indices, *cell) for cell in cells]
+            window.sizes = [size for _, size in cells]
+            window.firsts = [span.first + first for first, _ in cells]
+            yield window
 
 
 class SamplerSource:
@@ -209,12 +215,16 @@ class SamplerSource:
     ) -> Iterator[tuple[int, Indices, tuple[Window, int]]]:
         cursor, self._cursor = self._cursor, None
         batches = _rest_of_epoch(self._owners, self._keeper, cursor, epoch, position, self._drawn)
-        size = self.batch_size if self._has_batch_size else 0
-        for parts, count, after, ends in _in_groups(batches, plan, steps_left, self._state, size):
-            window = Window(position, count, ends, [], parts, after)
-            position += count
-            for part in parts:
-                yield epoch, part, (window, len(parts))
+        items = _single(batches) if self._has_batch_size else batches
+        for group, after, ends in _in_groups(
+            items, _Pace.of(plan, by_sample=self._has_batch_size), plan, steps_left, self._state
+        ):
+            window, cells = _cut(group, plan, self._order, position, by_sample=self._has_batch_size)
+            window.cursor, window.ends_epoch = after, ends
+            position += window.count
+            window.indices = [np.concatenate([np.atleast_1d(np.asarray(part)) for part in cell]) for cell in cells]
+            for part in window.indices:
+                yield epoch, part, (window, len(cells))
 
     def _drawn(self, epoch: int, position: int) -> Iterator[tuple[Indices, int]]:
         """Yield the sampler's batches; one that draws from the global generators draws by (seed, epoch, place)."""
@@ -235,7 +245,7 @@ class StreamSource:
         self, stream: Any, order: Order, collate: Collator, *, is_batched: bool = False, drop_last: bool = False
     ) -> None:
         """Collate samples into batches; with `is_batched`, `collate` is given each ready batch instead."""
-        self._stream, self._collate, self._seed = stream, collate, order.seed
+        self._stream, self._collate, self._seed, self._order = stream, collate, order.seed, order
         self._is_batched, self.drop_last = is_batched, drop_last
         self.batch_size = order.batch_size
         self._cursor: Any = None
@@ -260,11 +270,15 @@ class StreamSource:
         cursor, self._cursor = self._cursor, None
         parts = ("sampler", "batch_sampler", "dataset")  # of a loader
         owners = [self._stream, *(getattr(self._stream, part, None) for part in parts)]
-        batches = _rest_of_epoch(owners, self._stream, cursor, epoch, position, self._batches)
-        size = 0 if self._is_batched else self.batch_size
-        for found, count, after, ends in _in_groups(batches, plan, steps_left, self._state, size):
-            yield Window(position, count, ends, found, [], after)
-            position += count
+        items = _rest_of_epoch(owners, self._stream, cursor, epoch, position, self._items)
+        by_sample = not self._is_batched
+        for group, after, ends in _in_groups(items, _Pace.of(plan, by_sample=by_sample), plan, steps_left, self._state):
+            window, cells = _cut(group, plan, self._order, position, by_sample=by_sample)
+            window.cursor, window.ends_epoch = after, ends
+            for first, cell in zip(window.firsts, cells, strict=True):
+                window.batches.append(self._collated(cell, epoch, first) if by_sample else cell[0])
+            yield window
+            position += window.count
 
     def restore(self, cursor: Any) -> None:
         self._cursor = cursor
@@ -272,19 +286,16 @@ class StreamSource:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _batches(self, epoch: int, position: int) -> Iterator[tuple[Any, int]]:
+    def _items(self, epoch: int, position: int) -> Iterator[tuple[Any, int]]:
         seeds = partial(sample_seed, self._seed, epoch)
         if self._is_batched:
-            yield from _seeded_each(self._ready_batches(), seeds, position, batch_length)
-            return
-        samples: list[Any] = []
-        for sample, _ in _seeded_each(self._stream, seeds, position, lambda _: 1):
-            samples.append(sample)
-            if len(samples) == self.batch_size:
-                yield self._collate(samples), len(samples)
-                samples = []
-        if samples:
-            yield self._collate(samples), len(samples)
+            return _seeded_each(self._ready_batches(), seeds, position, batch_length)
+        return _seeded_each(self._stream, seeds, position, lambda _: 1)
+
+    def _collated(self, samples: list[Any], epoch: int, first: int) -> Any:
+        """Collate a micro-batch; what that draws from the global generators follows from its first sample's place."""
+        seed_python_numpy_torch(sample_seed(self._seed, epoch, first))
+        return self._collate(samples)
 
     def _ready_batches(self) -> Iterator[Any]:
         for item in self._stream:
@@ -292,6 +303,17 @@ class StreamSource:
 
     def _state(self) -> Any:
         return None if self.resume_problem else copy.deepcopy(self._stream.state_dict())
+
+
+def without_company(window: Window) -> Window:
+    """Take out the micro-batches that hold no sample of this process's own."""
+    if all(window.sizes):
+        return window
+    kept = [number for number, size in enumerate(window.sizes) if size]
+    for name in ("batches", "indices", "sizes", "firsts"):
+        values = getattr(window, name)
+        setattr(window, name, [values[number] for number in kept] if values else [])
+    return window
 
 
 def batch_length(batch: Any) -> int:
@@ -328,27 +350,65 @@ class _Reader:
         return taken
 
 
-def _in_groups(
-    batches: Iterator[tuple[Any, int]], plan: Plan, steps_left: int, state: Callable[[], Any], batch_size: int
-) -> Iterator[tuple[list[Any], int, Any, bool]]:
-    """Group (batch, size) into windows: the batches, their samples, the state after them, whether the epoch ends.
+class _Pace(NamedTuple):
+    """How many items, samples or ready batches, make a step and a whole window."""
 
-    One window is read ahead, because only that tells. `batch_size` 0: no batch is too small for `drop_last`.
+    per_step: int
+    per_window: int
+
+    @classmethod
+    def of(cls, plan: Plan, *, by_sample: bool) -> _Pace:
+        if by_sample:
+            return cls(plan.step_samples, plan.window_samples)
+        return cls(plan.num_processes, plan.num_processes * plan.accumulation)
+
+
+def _in_groups(
+    items: Iterator[tuple[Any, int]], pace: _Pace, plan: Plan, steps_left: int, state: Callable[[], Any]
+) -> Iterator[tuple[list[tuple[Any, int]], Any, bool]]:
+    """Group (item, size) into windows: the items, the state after them, whether the epoch ends.
+
+    One window is read ahead, because only that tells.
     """
 
     def take(length: int) -> list[tuple[Any, int]]:
-        group = [pair for _, pair in zip(range(length), batches, strict=False)]
-        is_short = len(group) < length or sum(size for _, size in group) < length * batch_size
-        return [] if plan.drop_last and is_short else group
+        group = [pair for _, pair in zip(range(length), items, strict=False)]
+        return [] if plan.drop_last and len(group) < length else group
 
-    held: tuple[list[Any], int, Any] | None = None
-    while group := take(min(plan.accumulation, steps_left)):
+    held: tuple[list[tuple[Any, int]], Any] | None = None
+    while group := take(min(pace.per_window, steps_left * pace.per_step)):
         if held is not None:
             yield *held, False
-        held = [batch for batch, _ in group], sum(size for _, size in group), state()
-        steps_left -= len(group)
+        held = group, state()
+        steps_left -= -(-len(group) // pace.per_step)
     if held is not None:
-        yield *held, steps_left > 0 or not take(plan.accumulation if plan.drop_last else 1)
+        yield *held, steps_left > 0 or not take(pace.per_window if plan.drop_last else 1)
+
+
+def _cut(
+    group: list[tuple[Any, int]], plan: Plan, order: Order, position: int, *, by_sample: bool
+) -> tuple[Window, list[list[Any]]]:
+    """Cut a window's items for this process: a window without batches, and the items of each micro-batch."""
+    num_steps = -(-len(group) // _Pace.of(plan, by_sample=by_sample).per_step)
+    ranges = rank_ranges(0, len(group), num_steps, order.rank, order.num_processes)
+    items, sizes = [item for item, _ in group], [size for _, size in group]
+    starts = [position, *itertools.accumulate(sizes, initial=position)][1:]
+    window = Window(position, sum(sizes), False, [])
+    window.sizes = [sum(sizes[first : first + count]) for first, count in ranges]
+    window.firsts = [starts[first] for first, _ in ranges]
+    return window, [_cell(items, first, count) for first, count in ranges]
+
+
+def _cell(items: Any, first: int, count: int) -> Any:
+    """Return a process's items; one that has none gets an item of the window all the same, which does not count."""
+    return items[first : first + count] if count else items[-2:]  # two, for batch normalisation refuses one
+
+
+def _single(batches: Iterator[tuple[Indices, int]]) -> Iterator[tuple[Any, int]]:
+    """Yield the indices of batches one at a time."""
+    for indices, _ in batches:
+        for index in indices:
+            yield index, 1
 
 
 def _rest_of_epoch(

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from hezar_train.events.append_file import DROPPED_SUFFIX, keep_until
+from hezar_train.events.console import CommonMetricPrinter
+from hezar_train.events.history import History, HistoryBuffer, Scalar, smooth_loss
 from hezar_train.events.ledger import LEDGER_FILE, Ledger, LedgerLine
+from hezar_train.events.media import Histogram, Image
 from hezar_train.events.meters import AverageMeter, MetricsTracker
-from hezar_train.events.storage import EventStorage, History, Row, Scalar, get_event_storage
+from hezar_train.events.results import flatten_results_dict, print_csv_format
+from hezar_train.events.storage import EventStorage, Row, get_event_storage
+from hezar_train.events.tensorboard import SummaryWriterAdapter, TensorBoardWriter, TensorboardXWriter
 from hezar_train.events.writers import (
     CSV_FILE,
     METRICS_FILE,
@@ -13,7 +18,7 @@ from hezar_train.events.writers import (
     CSVWriter,
     EventWriter,
     JSONLinesWriter,
-    TensorBoardWriter,
+    JSONWriter,
     TrackerWriter,
     load_csv,
     read_rows,
@@ -27,19 +32,29 @@ __all__ = [
     "AverageMeter",
     "CSVLogger",
     "CSVWriter",
+    "CommonMetricPrinter",
     "EventStorage",
     "EventWriter",
+    "Histogram",
     "History",
+    "HistoryBuffer",
+    "Image",
     "JSONLinesWriter",
+    "JSONWriter",
     "Ledger",
     "LedgerLine",
     "MetricsTracker",
     "Row",
     "Scalar",
+    "SummaryWriterAdapter",
     "TensorBoardWriter",
+    "TensorboardXWriter",
     "TrackerWriter",
+    "flatten_results_dict",
     "get_event_storage",
     "keep_until",
     "load_csv",
+    "print_csv_format",
     "read_rows",
+    "smooth_loss",
 ]

@@ -7,31 +7,30 @@ import torch before it meets a tensor.
 
 from __future__ import annotations
 
-import itertools
-import statistics
+import os
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hezar_train.errors import DataError, HezarTrainError, choices, suggestion
+from hezar_train.events.backlog import Backlog
+from hezar_train.events.history import History, Scalar, as_scalar, read_scalars, smooth_loss
+from hezar_train.events.history_file import read_histories, write_histories
+from hezar_train.events.media import Histogram, Image, make_histogram, make_image
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from torch import Tensor
-
-__all__ = ["RESERVED_NAMES", "EventStorage", "History", "Row", "Scalar", "get_event_storage"]
-
-Scalar: TypeAlias = "float | Tensor"
+__all__ = ["RESERVED_NAMES", "EventStorage", "Row", "get_event_storage"]
 
 RESERVED_NAMES = ("step", "epoch", "time")
 """Names a row already has; a logged value cannot take them."""
 
-_MAX_UNREAD = 1024
-"""Values of one name that may wait on the device; then they are read, so that a name nobody reads stays small."""
+_MAX_UNWRITTEN_IMAGES = 64
+_MAX_UNWRITTEN_HISTOGRAMS = 1024
 
 _current: list[EventStorage] = []
 
@@ -52,6 +51,10 @@ class RowReader(Protocol):
 
     def write(self, rows: Sequence[Row]) -> None: ...
 
+    def write_images(self, images: Sequence[Image]) -> None: ...
+
+    def write_histograms(self, histograms: Sequence[Histogram]) -> None: ...
+
     def flush(self) -> None: ...
 
     def sync(self) -> None: ...
@@ -59,101 +62,52 @@ class RowReader(Protocol):
     def close(self) -> None: ...
 
 
-class History:
-    """The last `max_length` values of one name, each with its step; tensors become floats when they are read."""
-
-    # Values and steps in lists of their own: a tuple for each would set off the garbage collector again and again.
-    __slots__ = ("_num_settled", "_settled", "_settled_steps", "_steps", "_unread", "logged_total", "smoothing_hint")
-
-    def __init__(self, max_length: int = 1_000_000, smoothing_hint: bool | None = None) -> None:
-        self.smoothing_hint = smoothing_hint
-        self.logged_total = 0
-        self._unread: list[Scalar] = []
-        self._steps: list[int] = []
-        self._settled: deque[float] = deque(maxlen=max_length)
-        self._settled_steps: deque[int] = deque(maxlen=max_length)
-        self._num_settled = 0
-
-    def append(self, value: Scalar, step: int) -> None:
-        """Add a value measured at `step`."""
-        self._steps.append(step)
-        unread = self._unread
-        unread.append(value)
-        if len(unread) >= _MAX_UNREAD:
-            self._settle()
-
-    @property
-    def total(self) -> int:
-        """How many values were ever added, those no longer held included."""
-        return self._num_settled + len(self._unread)
-
-    @property
-    def has_unlogged(self) -> bool:
-        """Tell whether something was added since the name was last logged."""
-        return self.total != self.logged_total
-
-    def peek(self) -> tuple[Scalar, int]:
-        """Return the last value and its step, without a host read."""
-        if self._unread:
-            return self._unread[-1], self._steps[-1]
-        return self._settled[-1], self._settled_steps[-1]
-
-    def values(self) -> list[tuple[float, int]]:
-        """Return all values held, oldest first, as (value, step)."""
-        self._settle()
-        return list(zip(self._settled, self._settled_steps, strict=True))
-
-    def latest(self) -> float:
-        """Return the last value."""
-        self._settle()
-        return self._settled[-1]
-
-    def average(self, window: int | None = None) -> float:
-        """Return the mean of the last `window` values (of all held, if None)."""
-        return statistics.fmean(self._last(window))
-
-    def median(self, window: int | None = None) -> float:
-        """Return the median of the last `window` values (of all held, if None)."""
-        return statistics.median(self._last(window))
-
-    def _last(self, window: int | None) -> list[float]:
-        if window is not None and window < 1:
-            raise DataError(f"window={window!r} must be at least 1, or None for all values")
-        self._settle()
-        return list(itertools.islice(reversed(self._settled), window))
-
-    def _settle(self) -> None:
-        self._settled.extend(_host_floats(self._unread))
-        self._settled_steps.extend(self._steps)
-        self._num_settled += len(self._unread)
-        self._unread.clear()
-        self._steps.clear()
-
-
 class EventStorage:
     """Collect values from anywhere in the run and hand logged rows to the writers.
 
     `put_scalar` records a measurement and costs next to nothing. `log` makes a row of values; `flush` gives each writer
-    the rows it has not seen. Rows that every writer has seen are forgotten. Inside `with storage:` it is what
-    `get_event_storage()` returns.
+    the rows, images and histograms it has not seen. What every writer has seen is forgotten; of images and histograms
+    that nobody writes only the newest few are held. Inside `with storage:` it is what `get_event_storage()` returns.
+
+    `step` is a number that the loop sets (`iter` is another name for it); `advance()` adds one to it.
     """
 
     def __init__(self, step: int = 0, writers: Iterable[RowReader] = (), max_length: int = 1_000_000) -> None:
         self.step = step
-        self.rows: list[Row] = []
+        self.samples = 0
+        """Samples consumed so far; whoever runs the loop sets it."""
         self.writers: list[RowReader] = list(writers)
         self._max_length = max_length
         self._histories: dict[str, History] = {}
         self._prefix = ""
-        # How many of `rows` each writer has; matters when one fails, so that the others do not write a row twice.
-        self._cursors: dict[int, int] = {}
+        self._rows: Backlog[Row] = Backlog()
+        self._images: Backlog[Image] = Backlog(_MAX_UNWRITTEN_IMAGES)
+        self._histograms: Backlog[Histogram] = Backlog(_MAX_UNWRITTEN_HISTOGRAMS)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The logged rows that some writer has not seen."""
+        return list(self._rows.items)
+
+    @property
+    def iter(self) -> int:
+        """The current step, under LiBai's name."""
+        return self.step
+
+    @iter.setter
+    def iter(self, step: int) -> None:
+        self.step = step
+
+    def advance(self) -> None:
+        """Go to the next step; for loops of your own, the trainer sets the step itself."""
+        self.step += 1
 
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
         """Record a number measured at the current step; a tensor must not be written to afterwards."""
         if self._prefix:
             name = self._prefix + name
         if type(value) is not float:
-            value = _checked(name, value)
+            value = as_scalar(name, value)
         history = self._histories.get(name)
         if history is None:
             history = self._histories[name] = History(self._max_length, smoothing_hint)
@@ -165,6 +119,22 @@ class EventStorage:
         """Record several numbers measured at the current step."""
         for name, value in values.items():
             self.put_scalar(name, value, smoothing_hint)
+
+    def put_image(self, name: str, image: Any) -> None:
+        """Copy a picture for the writers: channels, height, width, in floats 0..1 or uint8."""
+        self._images.add(make_image(self._prefix + name, self.step, image))
+
+    def put_histogram(self, name: str, values: Any, bins: int = 64) -> None:
+        """Count the finite numbers of a tensor in `bins` buckets for the writers; reads the tensor at once."""
+        self._histograms.add(make_histogram(self._prefix + name, self.step, values, bins))
+
+    def clear_images(self) -> None:
+        """Forget the images that are not written yet."""
+        self._images.clear()
+
+    def clear_histograms(self) -> None:
+        """Forget the histograms that are not written yet."""
+        self._histograms.clear()
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -183,13 +153,28 @@ class EventStorage:
         except KeyError:
             known = choices(self._histories) or "nothing yet"
             message = f"nothing was measured under the name {name!r}. Measured: {known}."
-            raise DataError(message + suggestion(name, self._histories)) from None
+            raise _UnknownNameError(message + suggestion(name, self._histories)) from None
+
+    def histories(self) -> dict[str, History]:
+        """Return the values of every name."""
+        return dict(self._histories)
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """Return the last value of every name with its step."""
         last = {name: history.peek() for name, history in self._histories.items()}
-        floats = _host_floats([value for value, _ in last.values()])
+        floats = read_scalars([value for value, _ in last.values()])
         return {name: (value, step) for value, (name, (_, step)) in zip(floats, last.items(), strict=True)}
+
+    def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
+        """Return `latest()`, with the median of the last `window_size` values for names that were put with a hint."""
+        return {
+            name: (history.median(window_size) if history.smoothing_hint else history.latest(), history.peek()[1])
+            for name, history in self._histories.items()
+        }
+
+    def smoothing_hints(self) -> dict[str, bool]:
+        """Tell for every name whether it asks to be smoothed; what was only ever logged does not."""
+        return {name: bool(history.smoothing_hint) for name, history in self._histories.items()}
 
     def unlogged(self) -> dict[str, Scalar]:
         """Return the last value of every name that was put since it was last logged, to be logged with the next row."""
@@ -198,23 +183,56 @@ class EventStorage:
     def log(self, values: Mapping[str, Scalar], step: int, epoch: int) -> Row:
         """Make a row of `values`, reading all tensors at once; it reaches the writers at the next flush."""
         _check_names(values)
-        checked = [_checked(name, value) for name, value in values.items()]
-        row = Row(step, epoch, time.time(), dict(zip(values, _host_floats(checked), strict=True)))
-        self._remember(row)
-        self.rows.append(row)
+        checked = [as_scalar(name, value) for name, value in values.items()]
+        row = Row(step, epoch, time.time(), dict(zip(values, read_scalars(checked), strict=True)))
+        self._remember(row, values)
+        self._rows.add(row)
         return row
 
+    def recall(self, rows: Iterable[Row]) -> None:
+        """Put rows that were logged before a resume in front of the histories; no writer gets them.
+
+        A name that this storage has logged itself is left as it is: a second start finds its own rows here already.
+        """
+        points: dict[str, list[tuple[float, int]]] = {}
+        for row in rows:
+            for name, value in row.values.items():
+                points.setdefault(name, []).append((value, row.step))
+        for name, found in points.items():
+            history = self._history_of(name)
+            if not history.logged_total:
+                history.put_before([value for value, _ in found], [step for _, step in found])
+
+    def save_history(self, path: str | os.PathLike[str]) -> Path:
+        """Write every value held into one JSON file, exactly; it is whole at every moment."""
+        return write_histories(path, self._histories)
+
+    def load_history(self, path: str | os.PathLike[str]) -> None:
+        """Put the values of a saved file in front of what is held; what is measured from now on follows them."""
+        for name, saved in read_histories(path).items():
+            history = self._history_of(name)
+            history.put_whole_before(saved.values, saved.steps, saved.num_ever, saved.sum_ever)
+            if history.smoothing_hint is None:
+                history.smoothing_hint = saved.smoothing_hint
+
+    def plot(self, ax: Any, name: str, smoothing: float | None = None) -> None:
+        """Draw the values of one name over their steps into matplotlib axes, smoothed by `smooth_loss` if asked for."""
+        points = self.history(name).values()
+        values = [value for value, _ in points]
+        curve = values if smoothing is None else smooth_loss(values, smoothing)
+        ax.plot([step for _, step in points], curve, label=name)
+
     def flush(self) -> None:
-        """Let each writer write the rows it has not seen and hand them to the operating system."""
-        end = len(self.rows)
+        """Let each writer write what it has not seen and hand it to the operating system."""
         for writer in self.writers:
-            seen = self._cursors.get(id(writer), 0)
-            if seen < end:
-                writer.write(self.rows[seen:])
-                self._cursors[id(writer)] = end
+            self._rows.hand_to(id(writer), writer.write)
+            self._images.hand_to(id(writer), writer.write_images)
+            self._histograms.hand_to(id(writer), writer.write_histograms)
             writer.flush()
-        self.rows.clear()
-        self._cursors.clear()
+        readers = [id(writer) for writer in self.writers]
+        self._rows.forget_read(readers)
+        self._images.forget_read(readers)
+        self._histograms.forget_read(readers)
 
     def sync(self) -> None:
         """Make what was flushed survive a power cut; safe to call from another thread."""
@@ -229,15 +247,20 @@ class EventStorage:
             _close_all(self.writers)
             self.writers.clear()
 
-    def _remember(self, row: Row) -> None:
-        """Add a row's values to the histories, except where this step's value was put and is only now logged."""
+    def _remember(self, row: Row, given: Mapping[str, Scalar]) -> None:
+        """Add a row's values to the histories, except a value that was put there and is only now logged."""
         for name, value in row.values.items():
-            history = self._histories.get(name)
-            if history is None:
-                history = self._histories[name] = History(self._max_length)
-            if not (history.has_unlogged and history.peek()[1] == row.step):
+            history = self._history_of(name)
+            if not (history.has_unlogged and _is_same(history.peek(), (given[name], row.step))):
                 history.append(value, row.step)
             history.logged_total = history.total
+
+    def _history_of(self, name: str) -> History:
+        """Return the values of a name, none yet if it is new."""
+        history = self._histories.get(name)
+        if history is None:
+            history = self._histories[name] = History(self._max_length)
+        return history
 
     def __enter__(self) -> EventStorage:
         _current.append(self)
@@ -247,6 +270,12 @@ class EventStorage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _current.remove(self)
+
+
+class _UnknownNameError(DataError, KeyError):
+    """A name under which nothing was measured; also a KeyError, as of any mapping."""
+
+    __str__ = Exception.__str__  # a KeyError would show the message in quotes
 
 
 def get_event_storage() -> EventStorage:
@@ -265,6 +294,11 @@ def _agree_on_hint(name: str, history: History, smoothing_hint: bool) -> None:
     history.smoothing_hint = smoothing_hint
 
 
+def _is_same(put: tuple[Scalar, int], logged: tuple[Scalar, int]) -> bool:
+    """Tell whether a logged value is the one that was put: the very object, or one of the same step."""
+    return put[0] is logged[0] or put[1] == logged[1]
+
+
 def _close_all(writers: Sequence[RowReader]) -> None:
     if not writers:
         return
@@ -280,44 +314,3 @@ def _check_names(names: Iterable[str]) -> None:
             raise DataError(f"a row has its own {name!r}; log the value under another name")
         if "\n" in name or "\r" in name:
             raise DataError(f"{name!r} has a line break, which a line of a log cannot hold; use another name")
-
-
-def _checked(name: str, value: Any) -> Scalar:
-    """Return `value` as a float or a 0-d tensor without a graph, or say why it cannot be one."""
-    requires_grad = getattr(value, "requires_grad", None)
-    if requires_grad is not None:
-        tensor: Tensor = _one_element(name, value) if value.ndim else value
-        return tensor.detach() if requires_grad else tensor
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise DataError(f"{name!r} is {value!r}, expected a number or a tensor of one element") from None
-
-
-def _one_element(name: str, value: Tensor) -> Tensor:
-    if value.numel() != 1:
-        shape = tuple(value.shape)
-        raise DataError(f"{name!r} is a tensor of shape {shape}, expected one element; put its mean, or its parts")
-    return value.reshape(())
-
-
-def _host_floats(values: Sequence[Scalar]) -> list[float]:
-    """Convert to floats exactly, with one host read per device and dtype."""
-    floats: list[Any] = list(values)
-    on_device: dict[tuple[object, object], list[int]] = {}
-    for index, value in enumerate(values):
-        if not isinstance(value, float):
-            on_device.setdefault((value.device, value.dtype), []).append(index)
-    for indices in on_device.values():
-        for index, number in zip(indices, _read_tensors([values[index] for index in indices]), strict=True):
-            floats[index] = float(number)
-    return floats
-
-
-def _read_tensors(tensors: list[Any]) -> list[float]:
-    if len(tensors) == 1:
-        return [tensors[0].item()]
-    import torch
-
-    read: list[float] = torch.stack(tensors).tolist()
-    return read

@@ -1,8 +1,8 @@
-"""Writers that turn logged rows into files: JSON lines, CSV, TensorBoard events, an Accelerator's trackers.
+"""Writers that turn logged rows into files: JSON lines, CSV; and those that pass them to an Accelerator's trackers.
 
 Owns the file formats and how they are read back. Refuses to decide what is logged and when (the loop does). Every file
 only grows at its end, so a resume can cut it back to the size that the checkpoint recorded (`keep_until`); the CSV is a
-view of `metrics.json` and is rebuilt from its rows; TensorBoard's readers are told to forget what was dropped.
+view of `metrics.json` and is rebuilt from its rows. TensorBoard has a module of its own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import itertools
 import json
 import math
 import os
-import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hezar_train.config.files import is_disk_full
-from hezar_train.errors import DataError, MissingDependencyError
+from hezar_train.errors import DataError
 from hezar_train.events.append_file import AppendFile
+from hezar_train.events.media import Histogram, Image
 from hezar_train.events.storage import RESERVED_NAMES, Row
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ __all__ = [
     "CSVWriter",
     "EventWriter",
     "JSONLinesWriter",
-    "TensorBoardWriter",
+    "JSONWriter",
     "TrackerWriter",
     "load_csv",
     "read_rows",
@@ -47,11 +46,21 @@ _INTEGER_COLUMNS = ("step", "epoch")
 
 
 class EventWriter:
-    """Receive each logged row once; subclass it and override `write`."""
+    """Receive each logged row once; subclass it and override `write`.
+
+    `storage.writers.append(writer)` makes it one of the run's writers: from then on, `storage.flush()` brings it what
+    it has not seen. A writer that raises gets the same again at the next flush.
+    """
 
     def write(self, rows: Sequence[Row]) -> None:
         """Take rows that this writer has not seen."""
         raise NotImplementedError(f"{type(self).__name__} must define write(rows)")
+
+    def write_images(self, images: Sequence[Image]) -> None:
+        """Take images that this writer has not seen; without an override they are left out."""
+
+    def write_histograms(self, histograms: Sequence[Histogram]) -> None:
+        """Take histograms that this writer has not seen; without an override they are left out."""
 
     def flush(self) -> None:
         """Hand what was written to the operating system."""
@@ -103,6 +112,10 @@ class JSONLinesWriter(EventWriter):
 
     def close(self) -> None:
         self._file.close()
+
+
+JSONWriter = JSONLinesWriter
+"""LiBai's name for it."""
 
 
 class CSVWriter(EventWriter):
@@ -202,56 +215,6 @@ class CSVLogger:
         self._writer.close()
 
 
-class TensorBoardWriter(EventWriter):
-    """Write one TensorBoard event per row, with every value of the row in it, into a new event file of `folder`.
-
-    After a resume at step s: pass `purge_step=s` and write the kept rows of step s again. TensorBoard's readers then
-    forget what earlier files of the folder hold from step s on, so every value is there once.
-
-    Records go straight to the file, in the caller's thread: TensorBoard's own `EventFileWriter` hands each event to a
-    thread, which costs two to four times as much as writing it.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str], purge_step: int | None = None) -> None:
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError as error:
-            raise MissingDependencyError("tensorboard", "all", "writing TensorBoard events") from error
-        self._event, self._summary = Event, Summary
-        self._file = AppendFile(_new_event_path(Path(folder)))
-        self._records: Any = RecordWriter(_AppendStream(self._file))
-        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if purge_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._add(Event(wall_time=time.time(), step=purge_step, session_log=start))
-        self._file.flush()
-
-    @property
-    def path(self) -> Path:
-        """Where the events go."""
-        return self._file.path
-
-    def write(self, rows: Sequence[Row]) -> None:
-        value = self._summary.Value
-        for row in rows:
-            values = [value(tag=name, simple_value=number) for name, number in row.values.items()]
-            self._add(self._event(wall_time=row.time, step=row.step, summary=self._summary(value=values)))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _add(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-
-
 class TrackerWriter(EventWriter):
     """Pass rows on to the trackers that an Accelerator was set up with; whoever set them up ends them."""
 
@@ -263,15 +226,6 @@ class TrackerWriter(EventWriter):
             return
         for row in rows:
             self._accelerator.log(dict(row.values), step=row.step)
-
-
-class _AppendStream:
-    """The little of a file that TensorBoard's record writer needs."""
-
-    def __init__(self, file: AppendFile) -> None:
-        self.write = file.append
-        self.flush = file.flush
-        self.close = file.close
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
@@ -329,11 +283,3 @@ def _cell(name: str, text: str) -> int | float:
     if not text:
         return math.nan
     return int(float(text)) if name in _INTEGER_COLUMNS else float(text)
-
-
-def _new_event_path(folder: Path) -> Path:
-    """Name an event file so that it sorts after those that are there: readers take them in that order."""
-    stamps = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
-    newest = max((int(stamp) for stamp in stamps if stamp.isdigit()), default=0)
-    stamp = max(int(time.time()), newest + 1)
-    return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"

@@ -1,7 +1,34 @@
-"""The shipped hooks: what is due, signals, progress."""
+"""The shipped hooks: what is due, signals, progress, stopping; and those that watch at a period."""
 
 from hezar_train.hooks.due import Actions, Due
+from hezar_train.hooks.periodic import (
+    CallbackHook,
+    Checkpointed,
+    EvalHook,
+    HookBase,
+    IterationTimer,
+    LRScheduler,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+)
 from hezar_train.hooks.progress import Progress, print_facts
 from hezar_train.hooks.signals import StopFlag
+from hezar_train.hooks.stopping import EarlyStopper, Stopping
 
-__all__ = ["Actions", "Due", "Progress", "StopFlag", "print_facts"]
+__all__ = [
+    "Actions",
+    "CallbackHook",
+    "Checkpointed",
+    "Due",
+    "EarlyStopper",
+    "EvalHook",
+    "HookBase",
+    "IterationTimer",
+    "LRScheduler",
+    "PeriodicCheckpointer",
+    "PeriodicWriter",
+    "Progress",
+    "StopFlag",
+    "Stopping",
+    "print_facts",
+]

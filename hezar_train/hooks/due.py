@@ -7,6 +7,7 @@ result, so a resume applies the record again, or evaluates if there is none (`af
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,18 +37,24 @@ class Due:
 
     def __init__(self, plan: Plan, state: TrainerState, flag: StopFlag, *, evaluates: bool, saves: bool) -> None:
         self.plan, self._state, self._flag = plan, state, flag
-        self._evaluates, self._saves = evaluates, saves
+        self.evaluates, self._saves = evaluates, saves
         self._judged_step = -1
         self.save_requested = False
         self.last_step = plan.total_steps
+        self.last_samples = math.inf
+        self.agree: Callable[[], None] | None = None  # of several processes, on what was requested
 
     @property
     def run_ends(self) -> bool:
         """Tell whether this update is the last one."""
-        return self._state.stop_reason is not None or self._state.global_step >= self.last_step
+        state = self._state
+        is_done = state.global_step >= self.last_step or state.samples_seen >= self.last_samples
+        return state.stop_reason is not None or is_done
 
     def at_batch_end(self, ctx: Context) -> None:
         """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
+        if ctx.closes_window and self.agree is not None:
+            self.agree()
         if not ctx.closes_window or not ctx.applied or ctx.window.ends_epoch:
             return
         if not self.run_ends:
@@ -58,6 +65,10 @@ class Due:
         if self._judged_step != self._state.global_step:
             self._act(at_epoch_end=True)
 
+    def forget(self) -> None:
+        """Take no update for done: the state was put back to an earlier one."""
+        self._judged_step, self.save_requested = -1, False
+
     def after_save(self) -> None:
         """Do the part that follows a save: at a resume it is done again from the record."""
         self.actions.judge()
@@ -66,12 +77,12 @@ class Due:
 
     def _act(self, *, at_epoch_end: bool) -> None:
         plan, state, now = self.plan, self._state, self._state.update_step
-        evaluates = self._evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
+        evaluates = self.evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
         if at_epoch_end or is_due(plan.log_updates, now):
             self.actions.log()
         due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
         judged = evaluates or at_epoch_end
-        saves = self._saves and (due or self.save_requested or self._flag.signal is not None)
+        saves = self._saves and (due or self.save_requested or self._flag.asked)
         if saves:
             state.evaluation_pending = judged
             self.actions.save()
@@ -83,7 +94,7 @@ class Due:
             self._leave_if_asked()
 
     def _leave_if_asked(self) -> None:
-        if self._flag.signal is None:
+        if not self._flag.asked or self._flag.signal is None:
             return
         saved = f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
         raise TrainingInterrupted(self._flag.exit_code, f"{self._flag.signal.name}: stopped, {saved}.")

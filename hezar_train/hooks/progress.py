@@ -13,7 +13,7 @@ import io
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, SupportsFloat, TextIO
@@ -63,6 +63,7 @@ class Progress:
         self.samples = 0
         self.loss: SupportsFloat | None = None
         self.learning_rate: float | None = None
+        self.shown: Callable[[str, float], str] = _four_digits
         self._stream = sys.stdout if stream is None else stream
         self.is_terminal = _is_terminal(self._stream) if is_terminal is None else is_terminal
         self._painter = _Painter(self._stream) if self.is_terminal and enabled else None
@@ -93,7 +94,7 @@ class Progress:
         if not self.is_terminal and len(evaluation) < len(row.values):
             self.say("  ".join([*self._place(row), *self._training_parts(row)]))
         if evaluation:
-            self.say("  ".join([*self._place(row), "evaluation", *_parts(evaluation)]))
+            self.say("  ".join([*self._place(row), "evaluation", *_parts(evaluation, self.shown)]))
 
     def say(self, message: str) -> None:
         """Print a line, above the bar if there is one."""
@@ -178,7 +179,7 @@ class Progress:
             for name, value in row.values.items()
             if name not in _SHOWN_ELSEWHERE and not name.startswith("evaluation.")
         }
-        return [*_measures(loss, rate), *_parts(others), *_pace(pace, self.seconds_left())]
+        return [*_measures(loss, rate), *_parts(others, _four_digits), *_pace(pace, self.seconds_left())]
 
     def _frame(self, painter: _Painter) -> list[str]:
         lines = []
@@ -344,8 +345,13 @@ def _measures(loss: float | None, learning_rate: float | None) -> list[str]:
     return [f"{name} {value:.4g}" for name, value in shown.items() if value is not None]
 
 
-def _parts(values: Mapping[str, float]) -> list[str]:
-    return [f"{name.removeprefix('train.').removeprefix('evaluation.')} {value:.4g}" for name, value in values.items()]
+def _parts(values: Mapping[str, float], shown: Callable[[str, float], str]) -> list[str]:
+    short = {name: name.removeprefix("train.").removeprefix("evaluation.") for name in values}
+    return [f"{short[name]} {shown(name, value)}" for name, value in values.items()]
+
+
+def _four_digits(_: str, value: float) -> str:
+    return f"{value:.4g}"
 
 
 def _pace(samples_per_second: float | None, seconds_left: float | None) -> list[str]:

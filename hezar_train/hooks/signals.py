@@ -20,10 +20,21 @@ WATCHED = (signal.SIGTERM, signal.SIGINT)
 class StopFlag:
     """A context manager that turns the first signal into a flag."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits_for_others: bool = False) -> None:
+        """With `waits_for_others`, a signal counts once all processes know of it."""
+        self._waits, self._agreed = waits_for_others, False
         self._before: dict[signal.Signals, Any] = {}
         self._pid = os.getpid()
         self.signal: signal.Signals | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Tell whether the run is to end now."""
+        return self.signal is not None and (self._agreed or not self._waits)
+
+    def agree(self) -> None:
+        """Note that a process got a signal, and that all know it."""
+        self._agreed, self.signal = True, self.signal or signal.SIGTERM
 
     @property
     def exit_code(self) -> int:
@@ -40,7 +51,7 @@ class StopFlag:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._put_back()
-        self.signal = None  # the next run starts unasked
+        self.signal, self._agreed = None, False  # the next run starts unasked
 
     def _put_back(self) -> None:
         for number, handler in self._before.items():

@@ -8,7 +8,7 @@ Hooks watch and ask; one default hook, always last, does what is due.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from hezar_train.types import Mode
 if TYPE_CHECKING:
     from hezar_train.trainer import Trainer
 
-__all__ = ["Hook", "HookCall", "HookSet"]
+__all__ = ["Hook", "HookCall", "HookSet", "name_of"]
 
 HookCall = Callable[[Context], object]
 
@@ -101,21 +101,24 @@ class HookSet:
         name: str | None = None,
         before: str | None = None,
         after: str | None = None,
+        position: int | None = None,
         is_last: bool = False,
     ) -> None:
-        """Add a hook at a moment: before or after a named one, else last (but before the one that does what is due)."""
+        """Add a hook at a moment: before or after a named one, at a position (-1: the end), else at the end.
+
+        The end is before the hook that does what is due.
+        """
         entries = self._entries[moment_named(moment)]
-        entry = _Entry(name or str(getattr(call, "__name__", type(call).__name__)), call, is_last)
-        if before is not None and after is not None:
-            raise HookError(f"hook {entry.name!r}: before={before!r} and after={after!r} were given; give one of them")
-        index = len(entries) if is_last else sum(not other.is_last for other in entries)
-        if before is not None:
-            index = self._index(moment, before)
-        elif after is not None:
-            index = self._index(moment, after) + 1
-            if entries[index - 1].is_last:  # a checkpoint taken there would miss what the hook does next
-                raise HookError(f"nothing runs after {after!r}, which does what is due: use before={after!r}")
-        entries.insert(index, entry)
+        name = name or name_of(call)
+        if not callable(call):
+            raise HookError(f"hook {name!r} is a {type(call).__name__}; expected a function of the context, f(ctx)")
+        given = {"before": before, "after": after, "position": position}
+        given = {word: value for word, value in given.items() if value is not None}
+        if len(given) > 1:
+            listed = " and ".join(f"{word}={value!r}" for word, value in given.items())
+            raise HookError(f"hook {name!r}: {listed} were given; give one of them")
+        index = len(entries) if is_last else self._place(moment_named(moment), before, after, position)
+        entries.insert(index, _Entry(name, call, is_last))
 
     def replace(self, call: HookCall, moment: str | Moment, name: str) -> None:
         """Put another hook in the place and under the name of an existing one."""
@@ -123,9 +126,21 @@ class HookSet:
         index = self._index(moment, name)
         entries[index] = _Entry(name, call, entries[index].is_last)
 
-    def remove(self, moment: str | Moment, name: str) -> None:
-        """Take a hook out."""
-        del self._entries[moment_named(moment)][self._index(moment, name)]
+    def remove(self, moment: str | Moment, name: str) -> int:
+        """Take a hook out; return the position that it had."""
+        index = self._index(moment, name)
+        del self._entries[moment_named(moment)][index]
+        return index
+
+    def clear(self, moment: str | Moment) -> None:
+        """Take all hooks of a moment out, also those that the loop brought."""
+        self._entries[moment_named(moment)].clear()
+
+    def copy(self) -> HookSet:
+        """Return another set with the same hooks."""
+        other = HookSet()
+        other._entries = {moment: list(entries) for moment, entries in self._entries.items()}
+        return other
 
     def names(self, moment: str | Moment) -> list[str]:
         """List the hooks of a moment in the order they run."""
@@ -135,8 +150,31 @@ class HookSet:
         """Freeze a moment's hooks for a routine: what runs each step is decided once."""
         return tuple(entry.call for entry in self._entries[moment])
 
+    def __getitem__(self, moment: str | Moment) -> list[HookCall]:
+        """Return the calls of a moment in the order they run."""
+        return list(self.calls(moment_named(moment)))
+
+    def __iter__(self) -> Iterator[Moment]:
+        return iter(Moment)
+
     def __str__(self) -> str:
         return "\n".join(f"{moment}: {', '.join(self.names(moment)) or '-'}" for moment in Moment)
+
+    def _place(self, moment: Moment, before: str | None, after: str | None, position: int | None) -> int:
+        entries = self._entries[moment]
+        end = sum(not entry.is_last for entry in entries)
+        if before is not None:
+            return self._index(moment, before)
+        if after is not None:
+            index = self._index(moment, after)
+            if entries[index].is_last:  # a checkpoint taken there would miss what the hook does next
+                raise HookError(f"nothing runs after {after!r}, which does what is due: use before={after!r}")
+            return index + 1
+        if position is None or position == -1:
+            return end
+        if not 0 <= position <= end:
+            raise HookError(f"position={position} at {moment}; expected 0 to {end}, or -1 for the end")
+        return position
 
     def _index(self, moment: str | Moment, name: str) -> int:
         names = self.names(moment)
@@ -144,6 +182,11 @@ class HookSet:
             known = choices(names) or "none"
             raise HookError(f"no hook {name!r} at {moment_named(moment)}.{suggestion(name, names)} There are: {known}.")
         return names.index(name)
+
+
+def name_of(call: object) -> str:
+    """Return the name that a hook has if it is given none: that of the function, or of the class."""
+    return str(getattr(call, "__name__", type(call).__name__))
 
 
 def _without_context(method: Callable[[], None]) -> HookCall:

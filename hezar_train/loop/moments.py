@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from hezar_train.errors import HookError, choices, suggestion
 
-__all__ = ["Moment", "moment_named"]
+__all__ = ["HOOK_TRIGGER", "TRIGGER", "Moment", "moment_named"]
 
 
 class Moment(StrEnum):
@@ -19,6 +19,17 @@ class Moment(StrEnum):
     BATCH_END = "on_batch_end"
     EPOCH_END = "on_epoch_end"
     FIT_END = "on_fit_end"
+
+    @classmethod
+    def contains(cls, name: str) -> bool:
+        """Tell whether there is a moment of that name."""
+        return name in cls._value2member_map_
+
+
+TRIGGER = Moment
+
+HOOK_TRIGGER = [str(moment) for moment in Moment if moment is not Moment.UPDATE]
+"""The moments that every routine has; an update belongs to learning alone."""
 
 
 def moment_named(name: str | Moment) -> Moment:

@@ -12,11 +12,12 @@ run                             FIT_START
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
 
 from hezar_train.data import Window
-from hezar_train.loop.context import Context
+from hezar_train.loop.context import Context, Lifecycle
 from hezar_train.loop.hook_set import HookSet
 from hezar_train.loop.moments import Moment
 from hezar_train.types import Mode
@@ -30,9 +31,9 @@ class Routine:
     def __init__(
         self, ctx: Context, hooks: HookSet, mode: Mode, split: str, run_step: Callable[[], object] | None = None
     ) -> None:
-        """Walk with `run_step` for each batch; without one, a step is the forward moment alone."""
+        """Walk with `run_step` for each batch; without one, a step is the moments of forward and backward."""
         self._ctx = ctx
-        self._run_step = run_step or (lambda: self.fire(Moment.BATCH_FORWARD))
+        self._run_step = run_step or self._forward_and_backward
         self._calls = {moment: hooks.calls(moment) for moment in Moment}
         self.mode, self.split = mode, split
 
@@ -42,12 +43,21 @@ class Routine:
         for call in self._calls[moment]:
             call(ctx)
 
+    def _forward_and_backward(self) -> None:
+        self.fire(Moment.BATCH_FORWARD)
+        self.fire(Moment.BATCH_BACKWARD)
+
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Open the routine's frame, with FIT_START before and FIT_END after the body, also when it fails."""
+    def running(self, announce: Callable[[], None] | None = None) -> Iterator[None]:
+        """Open the routine's frame, with FIT_START before and FIT_END after the body, also when it fails.
+
+        `announce` may set names in the frame before the first hook runs.
+        """
         failure: BaseException | None = None
         with self._ctx.frame(self.mode, self.split):
             try:
+                if announce is not None:
+                    announce()
                 self.fire(Moment.FIT_START)
                 yield
             except BaseException as error:  # noqa: BLE001 - raised again below
@@ -60,22 +70,39 @@ class Routine:
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
-        """Fire EPOCH_START before and EPOCH_END after the body."""
-        self.fire(Moment.EPOCH_START)
-        yield
-        self.fire(Moment.EPOCH_END)
+        """Fire EPOCH_START before and EPOCH_END after the body; the epoch's variables end with it."""
+        try:
+            self.fire(Moment.EPOCH_START)
+            yield
+            self.fire(Moment.EPOCH_END)
+        finally:
+            self._ctx.clear(Lifecycle.EPOCH)
 
     def walk(self, windows: Iterable[Window]) -> None:
         """Step through the micro-batches of each window."""
-        ctx, run_step = self._ctx, self._run_step
+        run_step = self._run_step
+        with closing(self.batches(windows)) as batches:  # a failed step must end its batch here, not some time later
+            for _ in batches:
+                run_step()
+
+    def batches(self, windows: Iterable[Window], number_in_epoch: int = 0) -> Generator[Any, None, None]:
+        """Yield each micro-batch between its BATCH_START and its BATCH_END; the batch's variables end with it."""
+        ctx = self._ctx
+        own = ctx.__dict__  # written directly: this runs for every batch
         starts, ends = self._calls[Moment.BATCH_START], self._calls[Moment.BATCH_END]
         for window in windows:
-            ctx.window = window
+            own["window"] = window
             last = len(window.batches) - 1
             for number, batch in enumerate(window.batches):
-                ctx.batch, ctx.batch_in_window, ctx.closes_window = batch, number, number == last
-                for call in starts:
-                    call(ctx)
-                run_step()
-                for call in ends:
-                    call(ctx)
+                own["batch"], own["batch_in_window"], own["closes_window"] = batch, number, number == last
+                own["cur_batch_i"] = number_in_epoch
+                number_in_epoch += 1
+                try:
+                    for call in starts:
+                        call(ctx)
+                    yield own["batch"]
+                    for call in ends:
+                        call(ctx)
+                finally:
+                    for name in own["_lives"][Lifecycle.BATCH]:
+                        own.pop(name, None)

@@ -1,6 +1,7 @@
 """Metrics: counts that merge, computed once over the whole set."""
 
 from hezar_train.metrics.bootstrap import interval, poisson_weights
+from hezar_train.metrics.decisions import largest
 from hezar_train.metrics.handlers import (
     GENERATED_KEYS,
     ClassificationHandler,
@@ -12,13 +13,14 @@ from hezar_train.metrics.handlers import (
     WholeSetHandler,
     without_ignored,
 )
-from hezar_train.metrics.metric import AdditiveMetric, Metric, Table
+from hezar_train.metrics.metric import IGNORED_LABEL, AdditiveMetric, Metric, Table
 from hezar_train.metrics.normalise import normalise
 from hezar_train.metrics.registry import build_metric, known_metrics, register_metric
 from hezar_train.metrics.tasks import handler_for, settle_handler
 
 __all__ = [
     "GENERATED_KEYS",
+    "IGNORED_LABEL",
     "AdditiveMetric",
     "ClassificationHandler",
     "LanguageModelingHandler",
@@ -33,6 +35,7 @@ __all__ = [
     "handler_for",
     "interval",
     "known_metrics",
+    "largest",
     "normalise",
     "poisson_weights",
     "register_metric",

@@ -8,18 +8,23 @@ own is a small class: name its metrics, and override `predictions` or `targets` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.functional import pad
 
 from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.metrics.adapters import CollectedMetric
 from hezar_train.metrics.bootstrap import interval
 from hezar_train.metrics.class_counts import share_counts
-from hezar_train.metrics.metric import IGNORED_LABEL, Metric, Table
+from hezar_train.metrics.decisions import MadeOnce, largest
+from hezar_train.metrics.metric import IGNORED_LABEL, Metric, Table, shown
 from hezar_train.metrics.registry import EVALUATE_PREFIX, build_metric, known_metrics
+from hezar_train.metrics.sample_losses import LossIntervals, num_counted, of_classes, of_labels, of_tokens
 from hezar_train.metrics.spans import EntityScores
+from hezar_train.metrics.text_edit import edit_distance
 
 __all__ = [
     "ClassificationHandler",
@@ -57,6 +62,7 @@ class MetricsHandler:
         self._specs = list(self.default_metrics if metrics is None else metrics)
         self.metrics: list[Metric] = [self._build(spec) for spec in self._specs]
         self.decode: Decode | None = None
+        self._loss_intervals = LossIntervals()
         share_counts(self.metrics)
         _refuse_clashes(self.metrics)
 
@@ -74,6 +80,13 @@ class MetricsHandler:
             return owner.objective(key)
         return "minimize" if key == "loss" else "maximize"
 
+    def shown(self, name: str, value: float) -> str:
+        """Return a value for people, with its metric's decimals; `name` is as in a log, `evaluation.dev.f1.low`."""
+        path = f".{name.removesuffix('.low').removesuffix('.high')}"
+        owners = (one for one in self.metrics if any(path.endswith(f".{key}") for key in one.output_keys))
+        owner = next(owners, None)
+        return f"{value:.4g}" if owner is None else shown(value, owner.n_decimals)
+
     def attach(self, trainer: Any) -> None:
         """Learn which trainer evaluates, for handlers that want to know more than they are given."""
         self.trainer = self.trainer or trainer
@@ -88,6 +101,7 @@ class MetricsHandler:
 
     def reset(self) -> None:
         """Forget everything counted."""
+        self._loss_intervals.reset()
         for metric in self.metrics:
             metric.reset()
 
@@ -107,6 +121,14 @@ class MetricsHandler:
         """Return how wrong each sample is, for the list of the worst; None: not known for this task."""
         return None
 
+    def sample_units(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:  # noqa: ARG002
+        """Return what each sample's loss is a mean of; None: the samples' losses do not make the batch's."""
+        return None
+
+    def compared(self, outputs: Mapping[str, Any], labels: Any) -> tuple[Any, Any]:
+        """Return predictions and targets place by place, for the list of the worst."""
+        return self.predictions(outputs, labels), self.targets(outputs, labels)
+
     def update(
         self, outputs: Mapping[str, Any], labels: Any, weights: torch.Tensor | None = None, num_units: float = 1.0
     ) -> None:
@@ -121,6 +143,24 @@ class MetricsHandler:
             decided, right = given.get(metric.consumes, (None, None))
             if decided is not None:
                 metric.update(decided, right, weights)
+        if weights is not None and labels is not None:
+            self._spread_loss(outputs, labels, weights, num_units)
+
+    @property
+    def can_merge(self) -> bool:
+        """Whether what several processes count can be put together: not if a class counts by itself and cannot say."""
+        own = [one for one in type(self).__mro__ if not one.__module__.startswith("hezar_train.metrics")]
+        counts = any({"update", "compute"} & vars(one).keys() for one in own)
+        return not counts or any({"state", "merge"} <= vars(one).keys() for one in own)
+
+    def state(self) -> list[dict[str, torch.Tensor]]:
+        """Return everything counted, as tensors that another process can merge."""
+        return [metric.state() for metric in (*self.metrics, *self._loss_intervals.parts)]
+
+    def merge(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Add what another process counted."""
+        for metric, state in zip((*self.metrics, *self._loss_intervals.parts), states, strict=True):
+            metric.merge(state)
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of everything counted since the last reset."""
@@ -128,7 +168,7 @@ class MetricsHandler:
 
     def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
         """Return the bootstrap interval of each output, of the metrics that have one."""
-        found = {}
+        found = self._loss_intervals.compute(self.metrics, level)
         for metric in self.metrics:
             rows = metric.compute_rows()
             for key in metric.output_keys if len(rows) > 1 else ():
@@ -138,6 +178,11 @@ class MetricsHandler:
     def tables(self) -> list[Table]:
         """Return what a report shows beside the numbers: a confusion matrix, a row per class."""
         return [table for metric in self.metrics if (table := metric.table()) is not None]
+
+    def _spread_loss(self, outputs: Mapping[str, Any], labels: Any, weights: torch.Tensor, num_units: float) -> None:
+        losses, units = self.sample_losses(outputs, labels), self.sample_units(outputs, labels)
+        if losses is not None and units is not None and outputs.get("loss") is not None:
+            self._loss_intervals.update((outputs["loss"], num_units), (losses, units), weights)
 
     def _build(self, metric: Any) -> Metric:
         spec = MetricConfig(**metric) if isinstance(metric, Mapping) else metric
@@ -210,7 +255,21 @@ class ClassificationHandler(MetricsHandler):
             return (logits > 0).long()
         if logits.ndim == 1 or logits.shape[-1] == 1:  # one logit says yes or no
             return (logits.reshape(len(logits)) > 0).long()
-        return logits.argmax(dim=-1)
+        return largest(logits)
+
+    def state(self) -> list[dict[str, torch.Tensor]]:
+        kind = {"kind": torch.tensor([int(self._is_multilabel), self._num_classes])}
+        return [kind, *super().state(), *(metric.state() for metric in self._reported)]
+
+    def merge(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        is_multilabel, num_classes = states[0]["kind"].tolist()
+        if num_classes == 0:  # a process without a batch
+            return
+        self._learn_kind(bool(is_multilabel), num_classes)
+        num_own = len(states) - 1 - len(self._reported)
+        super().merge(states[1 : 1 + num_own])
+        for metric, state in zip(self._reported, states[1 + num_own :], strict=True):
+            metric.merge(state)
 
     def tables(self) -> list[Table]:
         found = {table["name"]: table for table in super().tables()}
@@ -221,15 +280,24 @@ class ClassificationHandler(MetricsHandler):
 
     def sample_losses(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:
         logits = outputs.get("logits")
-        if logits is None or logits.ndim != 2 or labels.ndim != 1 or logits.shape[1] == 1:
+        if logits is None:
             return None
-        return torch.nn.functional.cross_entropy(logits.float(), labels.long(), reduction="none")
+        if logits.ndim == 2 and labels.ndim == 1 and logits.shape[1] > 1:
+            return of_classes(logits, labels)
+        if logits.numel() != labels.numel():
+            return None
+        return of_labels(logits.reshape(len(labels), -1), labels.reshape(len(labels), -1))
+
+    def sample_units(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:  # noqa: ARG002
+        return torch.ones(len(labels), device=labels.device)
 
     def _look_at(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Learn from the first batch whether samples have several labels, and how many classes there are."""
         is_multilabel = self._is_multilabel or (labels.ndim > 1 and logits.shape == labels.shape)
         num_classes = max(2, logits.shape[-1]) if logits.ndim > 1 and not is_multilabel else logits.shape[-1]
-        num_classes = 2 if logits.ndim == 1 else num_classes
+        self._learn_kind(is_multilabel, 2 if logits.ndim == 1 else num_classes)
+
+    def _learn_kind(self, is_multilabel: bool, num_classes: int) -> None:
         if (is_multilabel, num_classes) == (self._is_multilabel, self._num_classes):
             return
         if is_multilabel != self._is_multilabel:
@@ -246,14 +314,36 @@ class ClassificationHandler(MetricsHandler):
             metric.expect_classes(num_classes, names)
 
 
-class SequenceLabelingHandler(MetricsHandler):
+class TokenHandler(MetricsHandler):
+    """A decision per token, the largest logit's."""
+
+    def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
+        super().__init__(metrics, trainer)
+        self._decided = MadeOnce()
+
+    def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
+        logits = outputs["logits"]
+        return self._decided.get(logits, partial(largest, logits))
+
+    def sample_losses(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:
+        logits = outputs.get("logits")
+        if logits is None or logits.ndim != 3 or logits.shape[:2] != labels.shape:
+            return None
+        return of_tokens(logits, self.counted(labels))
+
+    def sample_units(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:  # noqa: ARG002
+        return num_counted(self.counted(labels))
+
+    def counted(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return the labels as the logits at the same places are judged by."""
+        return labels
+
+
+class SequenceLabelingHandler(TokenHandler):
     """A label per token, the largest logit's; entities are compared whole."""
 
     valid_metrics = ("seqeval", "token_accuracy", "confusion_matrix")
     default_metrics = ("seqeval",)
-
-    def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
-        return outputs["logits"].argmax(dim=-1)
 
     def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
         self._has_tags = True
@@ -272,7 +362,7 @@ class SequenceLabelingHandler(MetricsHandler):
         self._refuse_nameless()
 
     def _refuse_nameless(self) -> None:
-        reads_ids = type(self).predictions is SequenceLabelingHandler.predictions
+        reads_ids = type(self).predictions is TokenHandler.predictions
         counted = [metric.unwrapped for metric in self.metrics]
         if reads_ids and any(isinstance(one, EntityScores) and not one.knows_ids for one in counted):
             raise ConfigError(
@@ -281,7 +371,7 @@ class SequenceLabelingHandler(MetricsHandler):
             )
 
 
-class LanguageModelingHandler(MetricsHandler):
+class LanguageModelingHandler(TokenHandler):
     """The next token, or the masked one: how likely the right one was, and how often it was the first choice."""
 
     valid_metrics = ("perplexity", "token_accuracy", "top_k_accuracy")
@@ -294,8 +384,12 @@ class LanguageModelingHandler(MetricsHandler):
     def options(self) -> dict[str, Any]:
         return {"causal": self._is_causal}
 
-    def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
-        return outputs["logits"].argmax(dim=-1)
+    def counted(self, labels: torch.Tensor) -> torch.Tensor:
+        # Labels move, not logits: these would be copied.
+        return pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL) if self._is_causal else labels
+
+    def compared(self, outputs: Mapping[str, Any], labels: Any) -> tuple[Any, Any]:
+        return self.predictions(outputs, labels), self.counted(self.targets(outputs, labels))
 
     def scores(self, outputs: Mapping[str, Any], labels: Any) -> tuple[Any, Any]:
         logits, targets = super().scores(outputs, labels)
@@ -318,23 +412,23 @@ class RegressionHandler(MetricsHandler):
         difference = self.predictions(outputs, labels) - labels
         return difference.square() if difference.ndim == 1 else None
 
+    def sample_units(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:  # noqa: ARG002
+        return torch.ones(len(labels), device=labels.device)
+
 
 class TextHandler(MetricsHandler):
-    """Texts: what the model generated, or the largest logits, against the labels, both decoded."""
+    """Texts: what the model generated, or the largest logits, against the labels, both decoded.
+
+    `decode` returns a list of texts for ids; it may have methods `of_labels(labels)` and `of_logits(logits,
+    num_samples)` where these want another reading.
+    """
 
     valid_metrics = ("cer", "wer", "rouge", "bleu", "chrf")
     reads_text = True
 
-    _predicted: tuple[Any, list[str]]
-    _expected: tuple[Any, list[str]]
-
     def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
         super().__init__(metrics, trainer)
-        self._forget_batch()
-
-    def reset(self) -> None:
-        super().reset()
-        self._forget_batch()
+        self._predicted, self._expected = MadeOnce(), MadeOnce()
 
     def expect(self, label_names: Mapping[int, str] | None, decode: Decode | None) -> None:
         super().expect(label_names, decode)
@@ -347,29 +441,39 @@ class TextHandler(MetricsHandler):
             )
         self.metrics = []  # nobody asked for metrics: the loss alone will do
 
-    def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
-        if self._predicted[0] is not outputs:  # asked for more than once per batch, decoded once
-            generated = outputs.get("generated")
-            ids = outputs["logits"].argmax(dim=-1) if generated is None else generated
-            self._predicted = outputs, self._texts(ids)
-        return self._predicted[1]
+    def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:
+        source = outputs.get("generated")
+        read: Callable[[], list[str]] = partial(self._texts, source)
+        if source is None:
+            source = outputs["logits"]
+            read = partial(self._texts_of_logits, source, labels)
+        elif isinstance(source, Mapping):
+            source = next((source[key] for key in GENERATED_KEYS if key in source), source)
+        return self._predicted.get(source, read)
 
-    def targets(self, outputs: Mapping[str, Any], labels: Any) -> Any:
-        if self._expected[0] is not outputs:
-            self._expected = outputs, labels if isinstance(labels, list) else self._texts(labels)
-        return self._expected[1]
+    def targets(self, outputs: Mapping[str, Any], labels: Any) -> Any:  # noqa: ARG002
+        if isinstance(labels, list):
+            return labels
+        read = getattr(self.decode, "of_labels", self._texts)
+        return self._expected.get(labels, partial(read, labels))
 
     def sample_losses(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:
-        from hezar_train.metrics.text_edit import edit_distance
-
         if not self.metrics:
             return None
         pairs = zip(self.predictions(outputs, labels), self.targets(outputs, labels), strict=True)
         return torch.tensor([edit_distance(got, right) / max(1, len(right)) for got, right in pairs])
 
-    def _forget_batch(self) -> None:
-        self._predicted = (None, [])
-        self._expected = (None, [])
+    def _texts_of_logits(self, logits: torch.Tensor, labels: Any) -> list[str]:
+        num_samples = None if labels is None else len(labels)
+        read = getattr(self.decode, "of_logits", None)
+        found = self._texts(largest(logits)) if read is None else read(logits, num_samples)
+        if num_samples not in (None, len(found)):
+            raise DataError(
+                f"logits of shape {tuple(logits.shape)} gave {len(found)} texts for {num_samples} labels; expected "
+                "(samples, places, classes). If the model is of the CTC kind, with time first, name its blank: "
+                "config.blank_id; or evaluate what it generates: evaluate_with_generate=True."
+            )
+        return found
 
     def _texts(self, ids: Any) -> list[str]:
         if self.decode is None:

@@ -15,22 +15,22 @@ from hezar_train.metrics.class_counts import class_ids
 from hezar_train.metrics.classification import Accuracy
 from hezar_train.metrics.metric import AdditiveMetric, Inputs, in_float64
 
-__all__ = ["Perplexity", "TokenAccuracy"]
+__all__ = ["MeanLoss", "Perplexity", "TokenAccuracy"]
 
 
-class Perplexity(AdditiveMetric):
-    """The exponential of the mean loss per unit: `update(mean loss, units)`, of a batch or of each of its samples.
+class MeanLoss(AdditiveMetric):
+    """The mean loss per unit: `update(mean loss, units)`, of a batch or of each of its samples.
 
     Weights of samples apply to losses of samples; the loss of a batch as a whole has no interval.
     """
 
-    name = "perplexity"
-    minimized: ClassVar[frozenset[str]] = frozenset({"perplexity"})
+    name = "loss"
+    minimized: ClassVar[frozenset[str]] = frozenset({"loss"})
     consumes: Inputs = "loss"
 
     @property
     def output_keys(self) -> list[str]:
-        return ["perplexity"]
+        return [self.name]
 
     def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
         per_sample = weights is not None and torch.as_tensor(predictions).shape == weights.shape[1:]
@@ -45,12 +45,24 @@ class Perplexity(AdditiveMetric):
 
     def result(self, sums: list[float]) -> dict[str, float]:
         total, num_units = sums
-        if not num_units:
-            return {"perplexity": float("nan")}
+        return {self.name: self.of_mean(total / num_units) if num_units else float("nan")}
+
+    def of_mean(self, loss: float) -> float:
+        """Return the output for the mean loss of the whole set."""
+        return loss
+
+
+class Perplexity(MeanLoss):
+    """The exponential of the mean loss per unit."""
+
+    name = "perplexity"
+    minimized: ClassVar[frozenset[str]] = frozenset({"perplexity"})
+
+    def of_mean(self, loss: float) -> float:
         try:
-            return {"perplexity": math.exp(total / num_units)}
+            return math.exp(loss)
         except OverflowError:
-            return {"perplexity": math.inf}
+            return math.inf
 
 
 class TokenAccuracy(Accuracy):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 
-__all__ = ["IGNORED_LABEL", "AdditiveMetric", "Inputs", "Metric", "Table", "in_float64"]
+__all__ = ["IGNORED_LABEL", "AdditiveMetric", "Inputs", "Metric", "Table", "in_float64", "shown"]
 
 IGNORED_LABEL = -100
 """A target that is no label: padding, or a token that is not to be judged."""
@@ -143,3 +143,9 @@ def in_float64(values: torch.Tensor) -> torch.Tensor:
     """Return the values in float64, without a gradient; on the host if their device has no float64."""
     values = values.detach()
     return (values.cpu() if values.device.type in DEVICES_WITHOUT_FLOAT64 else values).double()
+
+
+def shown(value: float, n_decimals: int) -> str:
+    """Return a value with so many decimals; one that would vanish, with so many digits."""
+    text = f"{value:.{n_decimals}f}"
+    return f"{value:.{max(1, n_decimals)}g}" if value and not float(text) else text

@@ -1,13 +1,37 @@
-"""Optimizers and learning-rate schedules: built by name, ticked at updates, saved as plain values.
+"""Optimizers and the schedules of their rates and momenta: built by name, ticked at updates, saved as plain values.
 
-Owns what `optimizer`, `lr_scheduler` and `lr_scheduling_steps` of the config mean. It neither runs the loop nor counts
-its updates, and writes no files.
+Owns what `optimizer`, `momentum`, `lr_scheduler`, `momentum_scheduler`, `lr_scheduling_steps` and the weight decays of
+the config mean. It neither runs the loop nor counts its updates, and writes no files.
 """
 
 from __future__ import annotations
 
+from hezar_train.optim.curve_lr import CurveLR
+from hezar_train.optim.groups import largest_group, parameter_groups
+from hezar_train.optim.momentum import (
+    MomentumSchedule,
+    build_momentum_schedule,
+    get_momentum,
+    set_learning_rate,
+    set_momentum,
+)
 from hezar_train.optim.optimizers import build_optimizer, optimizer_names
 from hezar_train.optim.schedule import Schedule
-from hezar_train.optim.schedulers import build_scheduler, scheduler_names
+from hezar_train.optim.schedulers import build_scheduler, scheduler_names, watches_metric
 
-__all__ = ["Schedule", "build_optimizer", "build_scheduler", "optimizer_names", "scheduler_names"]
+__all__ = [
+    "CurveLR",
+    "MomentumSchedule",
+    "Schedule",
+    "build_momentum_schedule",
+    "build_optimizer",
+    "build_scheduler",
+    "get_momentum",
+    "largest_group",
+    "optimizer_names",
+    "parameter_groups",
+    "scheduler_names",
+    "set_learning_rate",
+    "set_momentum",
+    "watches_metric",
+]

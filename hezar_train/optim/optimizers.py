@@ -44,6 +44,7 @@ def build_optimizer(
     weight_decay: float,
     kwargs: Mapping[str, Any] | None = None,
     device: torch.device,
+    momentum: float | None = None,
 ) -> Optimizer:
     """Build the named optimizer over the parameters (or groups of them) that require a gradient."""
     factory = _find(name)
@@ -53,6 +54,9 @@ def build_optimizer(
     arguments = dict(kwargs or {})
     _refuse_settings_with_a_field(arguments, owner)
     keywords.check(arguments, owner=owner)
+    if momentum is not None:
+        arguments |= _momentum(factory, keywords, arguments, owner, momentum)
+    _refuse_decay_in_vain(factory, groups, owner)
     arguments |= _rates(factory, owner, learning_rate=learning_rate, weight_decay=weight_decay)
     if _fused_is_possible(factory, keywords, arguments, groups, device):
         arguments["fused"] = True
@@ -121,6 +125,35 @@ def _rates(factory: Callable[..., Any], owner: str, *, learning_rate: float, wei
     if weight_decay != 0:
         raise ConfigError(f"{owner} has no weight decay, but weight_decay={weight_decay!r}. Set weight_decay=0.")
     return {"lr": learning_rate}
+
+
+def _momentum(
+    factory: Callable[..., Any], keywords: Keywords, arguments: Mapping[str, Any], owner: str, momentum: float
+) -> dict[str, Any]:
+    """Return the momentum as the keyword that holds it: `momentum`, or the first of `betas`."""
+    if doubled := {"momentum", "betas"} & arguments.keys():
+        raise ConfigError(
+            f"{owner}: {choices(doubled)} among the keyword arguments, and momentum={momentum!r}. Give one."
+        )
+    if "betas" in keywords.accepted and "momentum" not in keywords.accepted:
+        _, *others = inspect.signature(factory).parameters["betas"].default
+        return {"betas": (momentum, *others)}
+    if not keywords.takes("momentum"):
+        raise ConfigError(
+            f"{owner} has no momentum, but momentum={momentum!r}. Leave it out, or use an optimizer that has one, "
+            "such as 'sgd' or 'adamw'."
+        )
+    return {"momentum": momentum}
+
+
+def _refuse_decay_in_vain(factory: Callable[..., Any], groups: list[dict[str, Any]], owner: str) -> None:
+    """Refuse groups with a weight decay that the optimizer would not look at."""
+    decays = {group["weight_decay"] for group in groups if group.get("weight_decay")}
+    if decays and not keywords_of(factory).takes("weight_decay"):
+        raise ConfigError(
+            f"{owner} has no weight decay, but there are parameter groups with {choices(map(str, decays))}. Set "
+            "weight_decay, weight_decay_norm and weight_decay_bias to 0 or leave them out."
+        )
 
 
 def _fused_is_possible(

@@ -1,4 +1,4 @@
-"""Build a learning-rate scheduler by name: Hezar's names, every class of `torch.optim.lr_scheduler`, or a dotted path.
+"""Build a learning-rate scheduler by name: short names, every class of `torch.optim.lr_scheduler`, or a dotted path.
 
 Everything is counted in ticks, one tick being one `step()` of the scheduler. What a name leaves out is filled in:
 
@@ -11,6 +11,8 @@ Everything is counted in ticks, one tick being one `step()` of the scheduler. Wh
 - cyclic: max_lr = the learning rate, base_lr = a tenth of max_lr, step_size_up = 2000 ticks or half of the run if that
   is shorter.
 - sequential: the run's ticks mean, for each part, those between its milestones.
+
+The curves (`triangular`, `warmup_cosine`, ...) fill in their own lengths; docs/schedules.md has all of them.
 
 `lambda` needs lr_lambda, a function (or a dotted path to one) from the tick to a factor. `sequential` needs milestones
 and schedulers, a list of {"name": ..., "kwargs": {...}}.
@@ -49,10 +51,14 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+from hezar_train.config.names import scheduler_name
 from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.optim.curve_lr import CurveLR
+from hezar_train.optim.curve_settings import RATE, bind_curve
+from hezar_train.optim.curves import CURVES, Pace
 from hezar_train.optim.lookup import Keywords, import_dotted, is_dotted, keywords_of
 
-__all__ = ["build_scheduler", "scheduler_names"]
+__all__ = ["build_scheduler", "scheduler_names", "watches_metric"]
 
 _HEZAR_NAMES: dict[str, type[LRScheduler]] = {
     "constant": ConstantLR,
@@ -80,14 +86,27 @@ _FUNCTIONS = ("lr_lambda", "scale_fn")
 
 def scheduler_names() -> list[str]:
     """List the names that `build_scheduler` knows without a dotted path, in lower case."""
-    return sorted(_CLASSES.keys() - {"cosine_anealing"})
+    return sorted(_CLASSES.keys() - {"cosine_anealing"} | CURVES.keys())
+
+
+def watches_metric(name: str) -> bool:
+    """Tell whether a schedule of this name follows evaluations, so that it needs a mode: "min" or "max"."""
+    short = scheduler_name(name)
+    return CURVES[short].watches if short in CURVES else _CLASSES.get(name.lower()) is ReduceLROnPlateau
 
 
 def build_scheduler(
-    name: str, optimizer: Optimizer, *, total_ticks: int, kwargs: Mapping[str, Any] | None = None
+    name: str,
+    optimizer: Optimizer,
+    *,
+    total_ticks: int,
+    kwargs: Mapping[str, Any] | None = None,
+    total_epochs: int | None = None,
 ) -> LRScheduler:
-    """Build the named scheduler over an optimizer for a run of `total_ticks` ticks."""
+    """Build the named scheduler over an optimizer for a run of `total_ticks` ticks and so many epochs."""
     total_ticks = max(total_ticks, 1)
+    if (short := scheduler_name(name)) in CURVES:
+        return CurveLR(optimizer, bind_curve(short, RATE, kwargs, total_ticks=total_ticks, total_epochs=total_epochs))
     factory = _find(name)
     given = _with_functions(dict(kwargs or {}))
     owner = f"lr_scheduler={name!r}"
@@ -196,6 +215,10 @@ def _chained(optimizer: Optimizer, total_ticks: int, given: dict[str, Any], owne
     """Build parts that multiply: each starts from the rate that the one before left."""
     Keywords(frozenset({"schedulers"}), frozenset({"schedulers"}), takes_any=False).check(given, owner=owner)
     parts = _parts(given["schedulers"], owner)
+    if curves := [name for name, _ in parts if scheduler_name(name) in CURVES]:
+        raise ConfigError(
+            f"{owner}: {choices(curves)} cannot be a part of it: a curve sets the rate, and multiplies none."
+        )
     _start_from_the_base_rate(optimizer)
     built = [build_scheduler(name, optimizer, total_ticks=total_ticks, kwargs=kwargs) for name, kwargs in parts]
     return _call(lambda: ChainedScheduler(built, optimizer), owner)
@@ -230,13 +253,19 @@ def _part_problems(parts: Sequence[Any], owner: str) -> Iterator[str]:
         if not isinstance(part, Mapping) or not isinstance(part.get("name"), str) or part.keys() - {"name", "kwargs"}:
             yield f"{where}={part!r}. Expected {{'name': ..., 'kwargs': {{...}}}}."
             continue
-        factory = _find(part["name"])
-        # OneCycleLR keeps its rates in the optimizer's groups, where its neighbours would read them as their own;
-        # torch cannot restart a nested sequence; and a plateau waits for a metric.
-        if inspect.isclass(factory) and issubclass(
-            factory, OneCycleLR | SequentialLR | ChainedScheduler | ReduceLROnPlateau
-        ):
+        if _is_bad_part(part["name"]):
             yield f"{where}: {part['name']!r} cannot be a part of another scheduler. Use it alone."
+
+
+def _is_bad_part(name: str) -> bool:
+    """Tell whether a schedule cannot share a run with others."""
+    if (short := scheduler_name(name)) in CURVES:
+        return CURVES[short].watches or CURVES[short].pace is not Pace.TICK
+    factory = _find(name)
+    # OneCycleLR keeps its rates in the optimizer's groups, where its neighbours would read them as their own;
+    # torch cannot restart a nested sequence; and a plateau waits for a metric.
+    alone = OneCycleLR | SequentialLR | ChainedScheduler | ReduceLROnPlateau
+    return inspect.isclass(factory) and issubclass(factory, alone)
 
 
 def _call(build: Callable[[], Any], owner: str) -> LRScheduler:

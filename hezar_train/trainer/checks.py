@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,16 +14,22 @@ from hezar_train.checkpoint import WeightReport, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.metrics import MetricsHandler
+from hezar_train.optim import parameter_groups
 from hezar_train.plan import steps_of
 from hezar_train.runtime import logger
+from hezar_train.trainer.splits import Splits
 
 __all__ = [
+    "NamedSet",
+    "as_module",
     "best_key_of",
     "decide_evaluation",
     "evaluation_sets",
     "in_order",
     "max_steps_of",
+    "named_sets",
     "one_set",
+    "parameters_of",
     "refuse_absent_best",
     "refuse_missing",
     "refuse_stranger",
@@ -33,20 +39,38 @@ __all__ = [
 ]
 
 
+def parameters_of(model: nn.Module, config: TrainerConfig) -> Any:
+    """Return what an optimizer is built over: all parameters, or groups with a weight decay of their own."""
+    if config.weight_decay_norm is None and config.weight_decay_bias is None:
+        return model.parameters()
+    return parameter_groups(
+        model, weight_decay=config.weight_decay, weight_decay_norm=config.weight_decay_norm,
+        weight_decay_bias=config.weight_decay_bias,
+    )  # fmt: skip
+
+
 def in_order(config: Any, model: Any) -> tuple[Any, Any]:
     """Accept config and model in either order."""
     return (model, config) if isinstance(config, nn.Module) else (config, model)
 
 
-def refuse_missing(**needed: Any) -> None:
-    """Raise naming what was not given, or is of another kind."""
+def refuse_missing(*, needs_data: bool, **needed: Any) -> None:
+    """Raise naming what was not given, or is of another kind; one that only evaluates needs no training data."""
     missing = [name for name, value in needed.items() if value is None]
-    if missing:
-        raise ConfigError(f"Trainer needs config, model and train_dataset; missing: {choices(missing)}")
+    if missing and (needs_data or missing != ["train_dataset"]):
+        raise ConfigError(
+            "Trainer needs config, model (passed, or made by an overridden build_model()) and train_dataset; missing: "
+            f"{choices(missing)}"
+        )
     if not isinstance(needed["config"], TrainerConfig):
         raise ConfigError(f"config is a {type(needed['config']).__name__}; expected a TrainerConfig")
-    if not isinstance(needed["model"], nn.Module):
-        raise ConfigError(f"model is a {type(needed['model']).__name__}; expected a torch.nn.Module")
+
+
+def as_module(model: Any) -> nn.Module:
+    """Return the model if it is one."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    return model
 
 
 def refuse_stranger(optimizer: Optimizer, model: nn.Module) -> None:
@@ -61,6 +85,8 @@ def refuse_stranger(optimizer: Optimizer, model: nn.Module) -> None:
 
 def decide_evaluation(config: TrainerConfig, eval_dataset: Any) -> bool:
     """Tell whether the run evaluates: if there is evaluation data and the config does not forbid it."""
+    if config.use_diff and eval_dataset is None:
+        raise ConfigError("use_diff=True evaluates before and after training, but there is no split 'val' to do it on.")
     if config.do_evaluate and eval_dataset is None:
         raise ConfigError("do_evaluate=True, but no eval_dataset was given. Pass one, or leave do_evaluate out.")
     sets = evaluation_sets(None, eval_dataset) if eval_dataset is not None and config.do_evaluate is not False else {}
@@ -83,6 +109,29 @@ def evaluation_sets(default: Any, given: Any) -> dict[str, Any]:
         raise DataError("there is no evaluation data: pass eval_dataset to the Trainer, or a dataset to evaluate()")
     is_named = isinstance(data, Mapping) and all(isinstance(name, str) for name in data)
     return dict(data) if is_named else {"": data}
+
+
+class NamedSet(NamedTuple):
+    """Data to evaluate on, the name its metrics get, and its split."""
+
+    name: str
+    data: Any
+    split: str
+
+
+def named_sets(default: Any, splits: Splits, asked: Any) -> list[NamedSet]:
+    """Return what to evaluate on: the default sets, data given, a named set or a split."""
+    is_named = isinstance(default, Mapping) and isinstance(asked, str) and asked in default
+    if not isinstance(asked, str) or is_named:
+        return [NamedSet(name, data, "val") for name, data in evaluation_sets(default, asked).items()]
+    if asked in splits.data:
+        return [NamedSet("", splits.data[asked], asked)]
+    known = [*splits.data, *(default if isinstance(default, Mapping) else ())]
+    sentence = f"there is no evaluation set {asked!r}. There are: {choices(known)}.{suggestion(asked, known)}"
+    if not splits.is_dict:
+        raise DataError(sentence)
+    logger.warning("%s Nothing was evaluated.", sentence)  # of many data owners, some lack a split
+    return []
 
 
 def best_key_of(config: TrainerConfig, handler: MetricsHandler, eval_dataset: Any) -> str:

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from hezar_train.data import Window
-from hezar_train.errors import DataError, TrainingInterrupted
+from hezar_train.errors import DataError, HookError, TrainingInterrupted
 from hezar_train.hooks import Progress, StopFlag
 from hezar_train.loop import Context, HookSet, Moment
 from hezar_train.metrics import MetricsHandler, Table, poisson_weights
+from hezar_train.runtime import Processes
 from hezar_train.trainer.models import labels_of
 from hezar_train.trainer.worst import WorstSamples
 
@@ -41,12 +42,18 @@ class EvaluationSteps:
         handler: MetricsHandler,
         flag: StopFlag,
         bootstrap: tuple[int, int] = (0, 0),
+        processes: Processes | None = None,
     ) -> None:
         """Measure with `handler`; `bootstrap` is the seed and the number of resamples."""
         self._prepare, self._evaluation_step, self._handler, self._flag = prepare, evaluation_step, handler, flag
         self._seed, self._num_resamples = bootstrap
+        self._processes = processes or Processes()
         self._takes_rows = "weights" in inspect.signature(handler.update).parameters
         self.progress: Progress | None = None
+        self._report: EvaluationReport | None = None
+        self._loss: torch.Tensor | float = 0.0
+        self._weight = 0.0
+        self.num_samples = 0
         self.may_be_abandoned = False  # a signal ends only an evaluation that a resume would do again
 
     def register(self, hooks: HookSet) -> None:
@@ -55,13 +62,16 @@ class EvaluationSteps:
         hooks.register(self._prepare, Moment.BATCH_START, name="prepare_input")
         hooks.register(self.forward, Moment.BATCH_FORWARD, name="forward")
         hooks.register(self.measure, Moment.BATCH_END, name="measure")
+        hooks.register(self.conclude, Moment.FIT_END, name="conclude")
 
     def start(self, _: Context) -> None:
         """Forget the last evaluation."""
+        self._report = None
         self._handler.reset()
-        self._loss: torch.Tensor | float = 0.0
+        self._loss = 0.0
         self._weight = 0.0
         self._batches = 0
+        self.num_samples = 0
         self._worst = WorstSamples()
 
     def forward(self, ctx: Context) -> None:
@@ -75,14 +85,47 @@ class EvaluationSteps:
         if weight:  # a mean over no unit is NaN
             self._loss = self._loss + ctx.outputs["loss"].double() * weight
             self._weight += weight
-        self._measure_metrics(window, ctx.outputs, labels_of(ctx.batch), weight)
+        place = (window.firsts[ctx.batch_in_window], window.sizes[ctx.batch_in_window])
+        self._measure_metrics(place, ctx.outputs, labels_of(ctx.batch), weight)
         self._batches += 1
+        self.num_samples += place[1]
         if self.progress is not None:
             self.progress.advance_evaluation(self._batches)
-        if self._flag.signal is not None and self.may_be_abandoned:
+        if self._flag.asked and self._flag.signal is not None and self.may_be_abandoned:
             raise TrainingInterrupted(self._flag.exit_code, f"{self._flag.signal.name}: evaluation abandoned.")
 
-    def result(self) -> EvaluationReport:
+    def conclude(self, ctx: Context) -> None:
+        """Compute everything once, and show it to hooks as `ctx.eval_metrics`, under the split's name."""
+        if ctx.failed is None:
+            self._merge()
+            self._report = self._result()
+            ctx.share({"eval_metrics": {f"{ctx.split}_{name}": value for name, value in self._report.metrics.items()}})
+
+    def report(self) -> EvaluationReport:
+        """Return what the last evaluation found."""
+        if self._report is None:
+            raise HookError("the evaluation has no result: its hooks 'start' and 'conclude' are gone or replaced")
+        return self._report
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """The weighted loss and the weight so far."""
+        return float(self._loss), self._weight
+
+    def _merge(self) -> None:
+        """Put what all processes counted together; every one then computes the same."""
+        if self._processes.count == 1:
+            return
+        own = (float(self._loss), self._weight, self.num_samples, self._handler.state(), self._worst.listed())
+        gathered = self._processes.gather(own)
+        self._handler.reset()
+        for _, _, _, state, _ in gathered:
+            self._handler.merge(state)
+        self._loss, self._weight = sum(loss for loss, *_ in gathered), sum(weight for _, weight, *_ in gathered)
+        self.num_samples = sum(count for _, _, count, *_ in gathered)
+        self._worst = WorstSamples.of([row for *_, rows in gathered for row in rows])
+
+    def _result(self) -> EvaluationReport:
         """Return the loss and the handler's metrics over everything measured, with what a report shows beside them."""
         if self._weight == 0:
             raise DataError("the evaluation data is empty: there is nothing to measure")
@@ -92,10 +135,12 @@ class EvaluationSteps:
                 metrics |= {f"{key}.low": low, f"{key}.high": high}
         return EvaluationReport(metrics, self._handler.tables(), self._worst.listed())
 
-    def _measure_metrics(self, window: Window, outputs: Mapping[str, Any], labels: Any, num_units: float) -> None:
-        handler, rows = self._handler, None
+    def _measure_metrics(
+        self, place: tuple[int, int], outputs: Mapping[str, Any], labels: Any, num_units: float
+    ) -> None:
+        handler, rows, (first, count) = self._handler, None, place
         if self._num_resamples:
-            numbers = torch.arange(window.first, window.first + window.count)
+            numbers = torch.arange(first, first + count)
             rows = poisson_weights(self._seed, numbers, self._num_resamples)
         if self._takes_rows:
             handler.update(outputs, labels, rows, num_units)
@@ -103,9 +148,7 @@ class EvaluationSteps:
             handler.update(outputs, labels)
         losses = None if labels is None else handler.sample_losses(outputs, labels)
         if losses is not None:
-            self._worst.add(
-                window.first, losses, handler.predictions(outputs, labels), handler.targets(outputs, labels)
-            )
+            self._worst.add(first, losses, *handler.compared(outputs, labels))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def facts_of(
         "Total updates": f"{plan.total_updates:,}",
         "Optimizer": type(optimizer).__name__,
         "Learning rate": ", ".join(f"{rate:g}" for rate in schedule.rates()),
-        "Schedule": "-" if schedule.scheduler is None else type(schedule.scheduler).__name__,
+        "Schedule": schedule.name or "-",
         "Best model by": best_key,
         "Saves": saves,
         "Logs": _period(plan.log_updates, "at epoch ends"),

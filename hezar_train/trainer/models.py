@@ -24,7 +24,9 @@ LABEL_KEYS = ("labels", "label")
 class ModelCaller:
     """Call a model with the batches it understands; signatures are read once, from the unwrapped model."""
 
-    def __init__(self, model: nn.Module, unwrapped: nn.Module, criterion: Callable[..., torch.Tensor] | None) -> None:
+    def __init__(
+        self, model: Callable[..., Any], unwrapped: nn.Module, criterion: Callable[..., torch.Tensor] | None
+    ) -> None:
         self._model, self._criterion = model, criterion
         self._parameters = inspect.signature(unwrapped.forward).parameters
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,7 +16,7 @@ from hezar_train.loop import Context, HookSet, Moment
 from hezar_train.metrics import MetricsHandler
 from hezar_train.trainer.models import labels_of
 
-__all__ = ["PredictionFile", "PredictionSteps"]
+__all__ = ["PredictionFile", "PredictionSteps", "write_predictions"]
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -50,8 +50,26 @@ class PredictionSteps:
                 "logits, or pass a metrics_handler whose predictions() reads what there is."
             )
         values = found.tolist() if isinstance(found, torch.Tensor) else list(found)
-        for number, value in enumerate(values, start=window.first):
+        count = window.sizes[ctx.batch_in_window]
+        if len(values) != count:
+            raise DataError(
+                f"there are {len(values)} predictions for {count} samples; expected one each, in their order. "
+                "Return logits whose first axis is the sample's, or pass a metrics_handler whose predictions() does."
+            )
+        for number, value in enumerate(values, start=window.firsts[ctx.batch_in_window]):
             self.sink(number, value)
+
+
+def write_predictions(path: Path, numbered: Iterable[tuple[int, Any]]) -> None:
+    """Write predictions that are all there, in order."""
+    file = PredictionFile(path)
+    try:
+        for number, value in numbered:
+            file.add(number, value)
+    except BaseException:
+        file.discard()
+        raise
+    file.publish()
 
 
 class PredictionFile:

@@ -49,6 +49,7 @@ class Records:
         table = CSVWriter(logs / csv_file)
         if kept is not None:
             table.rebuild(kept)
+            storage.recall(kept)
         storage.writers += [self._metrics, table]
         if config.trackers is None or "tensorboard" in config.trackers:
             storage.writers.append(_tensorboard(logs, kept, state.global_step))
@@ -69,7 +70,14 @@ class Records:
         """Hand all lines to the operating system; return the sizes that a checkpoint taken now must keep."""
         self.ledger.flush()
         self._storage.flush()
-        return {str(file.path.relative_to(self._root)): file.size for file in (self.ledger, self._metrics)}
+        lines = [one for one in self._storage.writers if isinstance(one, JSONLinesWriter)]  # also a user's own
+        files: list[Ledger | JSONLinesWriter] = [self.ledger, *lines]
+        return {self._name_of(file.path): file.size for file in files}
+
+    def _name_of(self, path: Path) -> str:
+        """Name a file from the run's folder on, so that the folder may move; one outside has its full path."""
+        is_inside = path.resolve().is_relative_to(self._root.resolve())
+        return str(path.resolve().relative_to(self._root.resolve()) if is_inside else path.resolve())
 
     @property
     def has_pending(self) -> bool:

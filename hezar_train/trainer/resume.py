@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from hezar_train.checkpoint import CONFIG_FILE, Checkpoint, CheckpointStore
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
-from hezar_train.optim import Schedule
+from hezar_train.optim import Schedule, set_momentum
 from hezar_train.plan import Plan, exactness_changes
 from hezar_train.runtime import logger
 from hezar_train.state import TrainerState
+from hezar_train.trainer.checks import parameters_of
 from hezar_train.trainer.folder import RunFolder
 
 __all__ = ["apply_accepted", "find_checkpoint", "refuse_changes", "take_over"]
@@ -87,16 +89,27 @@ def take_over(
         folder.write_best(state)
 
 
-def apply_accepted(checkpoint: Checkpoint, config: TrainerConfig, optimizer: Optimizer, schedule: Schedule) -> None:
+def apply_accepted(
+    checkpoint: Checkpoint, config: TrainerConfig, optimizer: Optimizer, schedule: Schedule, model: nn.Module
+) -> None:
     """Put changed optimizer settings into force, which the restored optimizer has as they were."""
     old = TrainerConfig.from_dict(read_mapping(checkpoint.path / CONFIG_FILE))
     if old.learning_rate != config.learning_rate and old.learning_rate > 0:
         schedule.scale_rates(config.learning_rate / old.learning_rate)
     settings = dict(config.optimizer_kwargs or {})
-    if old.weight_decay != config.weight_decay:
-        settings["weight_decay"] = config.weight_decay
     for group in optimizer.param_groups:
         group.update({name: value for name, value in settings.items() if name in group})
+    if old.weight_decay != config.weight_decay:
+        _set_weight_decay(optimizer, config, model)
+    if config.momentum is not None and config.momentum != old.momentum and schedule.momentum is None:
+        set_momentum(optimizer, config.momentum)
+
+
+def _set_weight_decay(optimizer: Optimizer, config: TrainerConfig, model: nn.Module) -> None:
+    made = parameters_of(model, config)
+    own = made if isinstance(made, list) and len(made) == len(optimizer.param_groups) else optimizer.param_groups
+    for group, like in zip(optimizer.param_groups, own, strict=True):
+        group["weight_decay"] = config.weight_decay if like is group else like["weight_decay"]
 
 
 def _cut_window(checkpoint: Checkpoint, old: Plan, new: Plan) -> list[str]:

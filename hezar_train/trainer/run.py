@@ -13,9 +13,10 @@ from typing import Any
 from hezar_train.checkpoint import CheckpointStore, CheckpointWriter
 from hezar_train.config import TrainerConfig
 from hezar_train.events import EventStorage, Scalar
-from hezar_train.hooks import Actions, Progress
+from hezar_train.events.storage import RESERVED_NAMES
+from hezar_train.hooks import Actions, Progress, Stopping
 from hezar_train.optim import Schedule
-from hezar_train.runtime import logger
+from hezar_train.runtime import Processes, logger
 from hezar_train.state import TrainerState
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.records import Records
@@ -23,7 +24,7 @@ from hezar_train.trainer.saving import Snapshot
 
 __all__ = ["Run"]
 
-OWN_NAMES = frozenset({"train.step_loss"})  # measured each update; rows hold its mean instead
+OWN_NAMES = frozenset({"train.step_loss", *RESERVED_NAMES})  # rows hold the mean of the one, and have the others
 
 
 @dataclass
@@ -36,15 +37,19 @@ class Run:
     storage: EventStorage
     schedule: Schedule
     progress: Progress
-    records: Records
+    records: Records | None
+    """The run's files; only the main process has them."""
     snapshot: Snapshot
     evaluate: Callable[[], tuple[dict[str, float], dict[str, Any]]] | None
     objective: str
+    stopping: Stopping
+    processes: Processes
     grad_norm: Callable[[], float | None]
     last_metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._is_abandoned = False
+        self._totals: dict[str, int] = {}
         self._best_on_disk: int | None = None
         store = CheckpointStore(self.folder.checkpoints)
         self._writer = CheckpointWriter(store, self.config.async_save, self.config.save_total_limit)
@@ -56,7 +61,7 @@ class Run:
 
     def reserve_buffers(self) -> None:
         """Make the memory that a save copies into, while nobody waits for it."""
-        if self.config.save_enabled and self.config.async_save:
+        if self.config.save_enabled and self.config.async_save and self.processes.is_main:
             size = self._writer.reserve(self.snapshot.take())
             logger.debug("background saves hold %.1f MB of host memory", size / 1e6)
 
@@ -75,17 +80,27 @@ class Run:
         state.period_loss_sum = state.period_loss_count = 0.0
         self._write(values)
 
+    def log_rest(self) -> None:
+        """Write a row of what hooks put after the last one."""
+        late = {name for name, history in self.storage.histories().items() if history.total != self._totals.get(name)}
+        measured = {name: value for name, value in self.storage.unlogged().items() if name in late - OWN_NAMES}
+        if measured:
+            self._write(measured)
+
     def save(self) -> None:
-        """Save a checkpoint of this update, in the background if the config says so."""
+        """Save a checkpoint of this update, in the background if the config says so; the main process does it."""
+        records = self.records
+        if records is None:
+            return
         self.progress.pause()
-        self.state.files = self.records.flush()
-        if self.records.has_pending:
+        self.state.files = records.flush()
+        if records.has_pending:
             logger.warning(
                 "step %d is not saved: the disk is too full for the logs. Training goes on.", self.state.global_step
             )
         else:
             self.snapshot.measured = self._measured()
-            self._writer.save(self.state.global_step, self.snapshot.take(self.records.sync), protect=self._protected())
+            self._writer.save(self.state.global_step, self.snapshot.take(records.sync), protect=self._protected())
         self.progress.resume()
 
     def _protected(self) -> set[int]:
@@ -100,17 +115,26 @@ class Run:
         state = self.state
         found = {"train.loss": state.loss_tracker_avg}
         if self.evaluate is not None:
-            recorded = self.folder.recorded_evaluation(state.global_step)
+            recorded = self._recorded()
             metrics, details = self.evaluate() if recorded is None else (recorded, {})
-            state.stop_reason = state.stop_reason or self.folder.recorded_stop_reason(state.global_step)
+            if not self.config.accept_changes:  # else the record is judged by the new settings
+                state.stop_reason = state.stop_reason or self._recorded_reason()
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
             self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
         self.last_metrics = found
         self._draw_conclusions(found)
         # last: a record says that nothing of its evaluation is missing
-        if self.evaluate is not None and recorded is None:
+        if self.evaluate is not None and recorded is None and self.processes.is_main:
             details |= {"stop_reason": state.stop_reason}
             self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
+
+    def _recorded(self) -> dict[str, float] | None:
+        found = self.folder.recorded_evaluation(self.state.global_step) if self.processes.is_main else None
+        return self.processes.share(found)
+
+    def _recorded_reason(self) -> str | None:
+        found = self.folder.recorded_stop_reason(self.state.global_step) if self.processes.is_main else None
+        return self.processes.share(found)
 
     def abandon(self) -> None:
         """Do not wait for the save under way."""
@@ -124,8 +148,9 @@ class Run:
             else:
                 self._writer.close()
         finally:
-            self.state.files = self.records.flush()  # a second call of train() goes on from here
-            self.records.close()
+            if self.records is not None:
+                self.state.files = self.records.flush()  # a second call of train() goes on from here
+                self.records.close()
             self.progress.close()
         if self._writer.failed_saves:
             logger.warning("%d saves failed because the disk was full", self._writer.failed_saves)
@@ -139,12 +164,18 @@ class Run:
         state = self.state
         value = found.get(state.metric_for_best_checkpoint or "", math.nan)
         state.update_best_results(value, self.objective, state.global_step)
-        if self.config.save_enabled:  # also when it is no better: a full disk may have kept the file from being written
+        if (
+            self.config.save_enabled and self.processes.is_main
+        ):  # also when it is no better: a full disk may have kept the file from being written
             self.folder.write_best(state)
         if not math.isnan(value):
             self.schedule.after_evaluation(value)
+        reason = self.stopping.judge(found)
+        state.stop_reason = state.stop_reason or reason
 
     def _write(self, values: Mapping[str, Scalar]) -> None:
         row = self.storage.log(values, self.state.global_step, self.state.epoch)
         self.storage.flush()
+        # what writers put while they wrote, such as the time left, is theirs and no news
+        self._totals = {name: history.total for name, history in self.storage.histories().items()}
         self.progress.line(row)

@@ -18,6 +18,7 @@ from hezar_train.checkpoint import CONFIG_FILE, Checkpoint, Parts, load_module_s
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import to_yaml
 from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.hooks import Stopping
 from hezar_train.loop import Hook
 from hezar_train.optim import Schedule
 from hezar_train.plan import Plan
@@ -45,6 +46,7 @@ class Snapshot:
     cursor: Any = None
     measured: Mapping[str, tuple[float, int, bool | None]] = field(default_factory=dict)
     hook_states: Mapping[str, Any] = field(default_factory=dict)
+    stopping: Stopping | None = None
 
     def __post_init__(self) -> None:
         self._config_text = to_yaml(self.config.to_dict())  # once: it takes longer than a small model's copy
@@ -57,6 +59,7 @@ class Snapshot:
             "schedule": self.schedule.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "hooks": {name: hook.state_dict() for name, hook in self._named_hooks()},
+            "stopping": None if self.stopping is None else self.stopping.state_dict(),
             "data": self.cursor,
             "measured": dict(self.measured),
         }
@@ -84,6 +87,8 @@ class Snapshot:
         self.schedule.load_state_dict(extra["schedule"])
         if self.scaler is not None and extra["scaler"] is not None:
             self.scaler.load_state_dict(extra["scaler"])
+        if self.stopping is not None and extra.get("stopping") is not None:
+            self.stopping.load_state_dict(extra["stopping"])
         self.cursor, self.measured = extra["data"], extra["measured"]
         self.state.update(checkpoint.state())
         self.hook_states = extra["hooks"]

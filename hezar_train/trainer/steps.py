@@ -18,9 +18,10 @@ from hezar_train.events import EventStorage
 from hezar_train.events.ledger import Ledger
 from hezar_train.loop import Context, HookSet, Moment
 from hezar_train.optim import Schedule
-from hezar_train.runtime import Runtime, to_device
+from hezar_train.runtime import Replicas, Runtime, to_device
 from hezar_train.state import TrainerState
 from hezar_train.trainer.models import labels_of, others_of
+from hezar_train.trainer.regularizers import Regularizer
 from hezar_train.trainer.updates import Updater
 
 __all__ = ["TrainSteps", "Verbs", "note_loss"]
@@ -46,23 +47,44 @@ class TrainSteps:
         self._verbs, self._state, self._updater, self._schedule = verbs, state, updater, schedule
         self._autocast, self._scaler = runtime.autocast(), runtime.scaler
         self._device, self._moves = runtime.device, runtime.device.type != "cpu"
-        self._seed, self._rank = seed, runtime.rank
+        self._seed, self._rank, self._world = seed, runtime.rank, runtime.num_processes
+        self.replicas: Replicas | None = None
+        self.agree: Callable[[torch.Tensor], float] = float
+        self._regularizer: tuple[Regularizer, float] | None = None
         self._open_steps = 0
+        self.loss_regular_total: torch.Tensor | float = 0.0
         self.storage: EventStorage | None = None
         self.ledger: Ledger | None = None
 
+    def rebind(self, state: TrainerState, updater: Updater, schedule: Schedule) -> None:
+        """Step for another state, optimizer and schedule from now on."""
+        self._state, self._updater, self._schedule = state, updater, schedule
+
     def register(self, hooks: HookSet) -> None:
         """Put the default behaviour into a hook set, under its names."""
+        self.register_batch(hooks)
+        self.register_model(hooks)
+
+    def register_batch(self, hooks: HookSet) -> None:
+        """Put in what happens once for a batch, however many models see it."""
         hooks.register(self.seed, Moment.BATCH_START, name="seed")
         hooks.register(self.prepare_input, Moment.BATCH_START, name="prepare_input")
+        hooks.register(self.count, Moment.BATCH_END, name="count")
+        hooks.register(self.schedule, Moment.BATCH_END, name="schedule")
+
+    def register_model(self, hooks: HookSet) -> None:
+        """Put in what happens to a model."""
         hooks.register(self.forward, Moment.BATCH_FORWARD, name="forward")
         hooks.register(self.backward, Moment.BATCH_BACKWARD, name="backward")
         hooks.register(self.guard, Moment.UPDATE, name="guard")
         hooks.register(self.clip, Moment.UPDATE, name="clip")
         hooks.register(self.step, Moment.UPDATE, name="step")
         hooks.register(self.zero_grad, Moment.UPDATE, name="zero_grad")
-        hooks.register(self.count, Moment.BATCH_END, name="count")
-        hooks.register(self.schedule, Moment.BATCH_END, name="schedule")
+
+    def register_regularizer(self, hooks: HookSet, regularizer: Regularizer, factor: float) -> None:
+        """Add a regulariser to the loss, as a hook after the forward."""
+        self._regularizer = (regularizer, factor)
+        hooks.register(self.regularize, Moment.BATCH_FORWARD, name="regularize", after="forward")
 
     def seed(self, _: Context) -> None:
         """Make what a step draws a function of (seed, step, rank), whoever draws it: a hook, an override, the model."""
@@ -70,19 +92,26 @@ class TrainSteps:
 
     def seed_looking(self, ctx: Context) -> None:
         """Make what an evaluation draws a function of (seed, first sample of the batch, rank)."""
-        seed_device(step_seed(self._seed, ctx.window.first, self._rank), self._device)
+        seed_device(step_seed(self._seed, ctx.window.firsts[ctx.batch_in_window], self._rank), self._device)
 
     def prepare_input(self, ctx: Context) -> None:
         """Bring the batch to the device and let the user's method change it."""
         batch = to_device(ctx.batch, self._device) if self._moves else ctx.batch
-        ctx.batch = self._verbs.prepare_input_batch(batch)
+        ctx.__dict__["batch"] = self._verbs.prepare_input_batch(batch)
 
     def forward(self, ctx: Context) -> None:
         """Run the model and compute the loss."""
         batch = ctx.batch
+        own = ctx.__dict__
         with self._autocast():
-            ctx.outputs = outputs = self._verbs.forward(batch)
-            ctx.loss = self._verbs.compute_loss(outputs, labels_of(batch), **others_of(batch))
+            own["outputs"] = outputs = self._verbs.forward(batch)
+            own["loss"] = self._verbs.compute_loss(outputs, labels_of(batch), **others_of(batch))
+
+    def regularize(self, ctx: Context) -> None:
+        """Set aside what the backward adds to the loss; it is trained on and not logged."""
+        if self._regularizer is not None:
+            regularizer, factor = self._regularizer
+            ctx.loss_regular = torch.as_tensor(regularizer(ctx), device=self._device) * factor
 
     def backward(self, ctx: Context) -> None:
         """Add this micro-batch's share of the window's mean to the gradients."""
@@ -90,16 +119,27 @@ class TrainSteps:
         share = share_of(window, ctx.batch_in_window)
         loss = _trainable(ctx.loss) if share else _zero_through(ctx.outputs, ctx.loss)
         scaled = loss if share == 1.0 else loss * share
-        if scaled.requires_grad:
-            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()  # type: ignore[no-untyped-call]
+        trained = scaled + self._regular_part(ctx, share) if "loss_regular" in ctx.__dict__ else scaled
+        if self._world > 1:
+            trained = trained * self._world  # what the processes compute is averaged
+        if trained.requires_grad:
+            (trained if self._scaler is None else self._scaler.scale(trained)).backward()  # type: ignore[no-untyped-call]
         ctx.outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
 
+    def _regular_part(self, ctx: Context, share: float) -> torch.Tensor:
+        part: torch.Tensor = ctx.loss_regular * share
+        self.loss_regular_total = self.loss_regular_total + part.detach() * ctx.window.total_weight
+        return part
+
     def guard(self, ctx: Context) -> None:
         """Read loss and gradient norm, once, and stop before an update that would poison the weights."""
+        if self.replicas is not None:
+            self.replicas.join_gradients()
         norm = self._updater.gradient_norm()
         grad_norm, loss = self._read(norm, ctx.window_loss)
-        ctx.grad_norm, ctx.loss_value = grad_norm, loss
+        own = ctx.__dict__
+        own["grad_norm"], own["loss_value"] = grad_norm, loss
         if math.isfinite(loss) and (math.isfinite(grad_norm) or self._updater.skips_non_finite):
             return
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm} (loss {loss})"
@@ -116,6 +156,8 @@ class TrainSteps:
 
     def _read(self, norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
         """Read two numbers: on an accelerator together, because each read waits for the device."""
+        if self._world > 1:
+            return [float(norm), self.agree(loss)]
         return torch.stack([norm, loss.to(norm)]).tolist() if self._moves else [float(norm), float(loss)]
 
     def clip(self, ctx: Context) -> None:
@@ -124,11 +166,13 @@ class TrainSteps:
 
     def step(self, ctx: Context) -> None:
         """Step the optimizer."""
-        ctx.applied = self._updater.step()
+        ctx.__dict__["applied"] = self._updater.step()
 
     def zero_grad(self, _: Context) -> None:
         """Free the gradients for the next window."""
         self._updater.zero_grad()
+        if self.replicas is not None:
+            self.replicas.forget()
 
     def count(self, ctx: Context) -> None:
         """Bring the state forward; everything but the step counts when the window closes."""
@@ -136,6 +180,8 @@ class TrainSteps:
         state.global_step += 1
         state.epoch_step += 1
         self._open_steps += 1
+        if self.storage is not None:
+            self.storage.step = state.global_step
         if not ctx.closes_window:
             return
         self._open_steps = 0
@@ -152,7 +198,7 @@ class TrainSteps:
         if self.ledger is not None:
             self.ledger.add(state.update_step, state.epoch, window.first, window.count)
         if self.storage is not None:
-            self.storage.step = state.global_step
+            self.storage.samples = state.samples_seen
             self.storage.put_scalar("train.step_loss", ctx.loss_value)
 
     def forget_open_window(self) -> None:
@@ -161,12 +207,13 @@ class TrainSteps:
         self._state.epoch_step -= self._open_steps
         self._open_steps = 0
         self._updater.zero_grad()
+        if self.replicas is not None:
+            self.replicas.forget()
 
     def schedule(self, ctx: Context) -> None:
         """Tick the schedule after an applied update; one that ticks by the epoch also when the last one was skipped."""
-        ends_epoch = ctx.closes_window and ctx.window.ends_epoch
-        if ctx.closes_window and (ctx.applied or (ends_epoch and self._schedule.period_updates is None)):
-            self._schedule.after_update(self._state.update_step, ends_epoch)
+        if ctx.closes_window:
+            self._schedule.after_update(self._state.update_step, ctx.window.ends_epoch, ctx.applied)
 
 
 def share_of(window: Window, number: int) -> float:
@@ -178,8 +225,9 @@ def share_of(window: Window, number: int) -> float:
 
 def add_loss(ctx: Context, part: torch.Tensor) -> None:
     """Add a micro-batch's part to the window's loss, on the device."""
-    ctx.window_loss = part if ctx.batch_in_window == 0 else ctx.window_loss + part
-    ctx.is_loss_noted = True
+    own = ctx.__dict__
+    own["window_loss"] = part if own["batch_in_window"] == 0 else own["window_loss"] + part
+    own["is_loss_noted"] = True
 
 
 def note_loss(ctx: Context, outputs: Any, method: str) -> None:
@@ -209,4 +257,6 @@ def _trainable(loss: Any) -> torch.Tensor:
 def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tensor:
     """Return a zero that reaches the parameters: a mean over no unit is NaN, and NaN times zero too."""
     reached = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad and v is not loss]
+    if not reached and loss.requires_grad:  # a model that returns its loss alone
+        return loss * 0.0
     return sum((value.float().sum() * 0.0 for value in reached), start=loss.detach() * 0.0).nan_to_num()

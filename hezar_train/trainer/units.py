@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from hezar_train.errors import DataError
+from hezar_train.metrics import IGNORED_LABEL
 from hezar_train.trainer.models import labels_of
 from hezar_train.types import TaskType
 
-__all__ = ["IGNORED_LABEL", "counts_labels", "label_counter"]
+__all__ = ["counts_labels", "label_counter"]
 
-IGNORED_LABEL = -100
 LABEL_TASKS = {TaskType.SEQUENCE_LABELING, TaskType.MASK_FILLING, TaskType.TEXT_GENERATION, TaskType.LANGUAGE_MODELING}
 LABEL_MODELS = ("ForTokenClassification", "ForMaskedLM")
 CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")

@@ -26,6 +26,11 @@ class Updater:
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
 
     @property
+    def trained(self) -> list[torch.Tensor]:
+        """The parameters that learn."""
+        return [parameter for parameter in self._parameters if parameter.requires_grad]
+
+    @property
     def skips_non_finite(self) -> bool:
         """Tell whether a scaler expects overflows and skips such updates by itself."""
         return self._scaler is not None

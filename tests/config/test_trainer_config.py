@@ -41,7 +41,12 @@ def test_the_defaults_are_as_documented() -> None:
             "criterion",
         ),
         *("mixed_precision", "loss_weight", "do_evaluate", "eval_steps", "metrics", "save_steps", "save_freq"),
-        *("save_total_limit", "log_steps", "trackers", "generation_kwargs"),
+        *("save_total_limit", "log_steps", "trackers", "generation_kwargs", "max_eval_batches", "global_batch_size"),
+        *("momentum", "weight_decay_norm", "weight_decay_bias", "momentum_scheduler", "momentum_scheduler_kwargs"),
+        *("early_stopping_patience", "early_stopping_metric", "stop_when", "regularizer"),
+        *("local_update_steps", "local_param", "finetune_optimizer", "finetune_optimizer_kwargs"),
+        *("finetune_learning_rate", "finetune_weight_decay", "finetune_lr_scheduler", "finetune_lr_scheduler_kwargs"),
+        *("finetune_freeze_param", "finetune_param"),
     }
     values = TrainerConfig("run").to_dict()
     assert {name for name, value in values.items() if value is None} == nones
@@ -68,6 +73,21 @@ def test_the_defaults_are_as_documented() -> None:
         "async_save": True,
         "checkpoints_dir": "checkpoints",
         "logs_dir": "logs",
+        "compile": False,
+        "gradient_checkpointing": False,
+        "sync_batchnorm": False,
+        "early_stopping_threshold": 0.0,
+        "early_stopping_mode": "best",
+        "regularizer_mu": 0.0,
+        "batch_or_epoch": "batch",
+        "fresh_optimizer": False,
+        "use_diff": False,
+        "offload_after_routine": False,
+        "share_non_trainable_para": False,
+        "finetune_before_eval": False,
+        "finetune_steps": 1,
+        "finetune_batch_or_epoch": "batch",
+        "finetune_reinit": False,
     }
 
 

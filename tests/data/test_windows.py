@@ -150,7 +150,8 @@ class TestMapSource:
             assert (
                 len({(window.first, window.count, window.ends_epoch, len(window.batches)) for window in windows}) == 1
             )
-            taken = [sample for step in zip(*(w.batches for w in windows), strict=True) for b in step for sample in b]
+            cells = [list(zip(w.batches, w.sizes, strict=True)) for w in windows]
+            taken = [sample for step in zip(*cells, strict=True) for batch, size in step for sample in batch[:size]]
             start = windows[0].first - position
             assert taken == expected[start : start + windows[0].count]
 

@@ -5,16 +5,16 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hezar_train.errors import DataError, HezarTrainError
-from hezar_train.events import EventStorage, EventWriter, History, Row, get_event_storage
+from hezar_train.events import EventStorage, EventWriter, Histogram, Image, Row, get_event_storage
 
 
 class Collector(EventWriter):
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.images: list[Image] = []
+        self.histograms: list[Histogram] = []
         self.calls: list[str] = []
         self.error: Exception | None = None
 
@@ -22,6 +22,12 @@ class Collector(EventWriter):
         if self.error is not None:
             raise self.error
         self.rows.extend(rows)
+
+    def write_images(self, images):
+        self.images.extend(images)
+
+    def write_histograms(self, histograms):
+        self.histograms.extend(histograms)
 
     def flush(self):
         self.calls.append("flush")
@@ -93,6 +99,8 @@ def test_an_unknown_name_is_answered_with_the_nearest():
     storage.put_scalar("train.loss", 1.0)
     with pytest.raises(DataError, match=r"Measured: train\.loss\. Did you mean 'train\.loss'\?"):
         storage.history("train.los")
+    with pytest.raises(KeyError, match=r"^nothing was measured"):
+        storage.history("train.los")
 
 
 def test_a_name_scope_ends_also_after_an_error():
@@ -108,28 +116,6 @@ def test_a_changed_smoothing_hint_is_refused():
     storage.put_scalar("x", 1.0, smoothing_hint=False)
     with pytest.raises(DataError, match="smoothing_hint=False"):
         storage.put_scalar("x", 1.0)
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.integers(1, 10), st.integers(1, 50))
-def test_a_history_keeps_the_last_values_and_counts_all(values, max_length, window):
-    history = History(max_length)
-    for step, value in enumerate(values):
-        history.append(value, step)
-    kept = list(zip(values, range(len(values)), strict=True))[-max_length:]
-    last = [value for value, _ in kept][-window:]
-    assert history.values() == kept
-    assert history.total == len(values)
-    assert history.average(window) == pytest.approx(sum(last) / len(last), abs=1e-6)
-    assert history.median(window) == pytest.approx(float(torch.tensor(last, dtype=torch.float64).quantile(0.5)))
-
-
-def test_unread_tensors_do_not_pile_up():
-    history = History(max_length=5)
-    for step in range(3000):
-        history.append(torch.tensor(float(step)), step)
-    assert len(history._unread) < 1024
-    assert history.values() == [(float(step), step) for step in range(2995, 3000)]
 
 
 def test_each_writer_sees_each_row_once():
@@ -169,6 +155,22 @@ def test_close_flushes_what_was_logged_last_and_closes_every_writer():
     assert sound.calls[-1] == broken.calls[-1] == "close"
 
 
+def test_a_row_logged_by_a_writer_is_not_lost():
+    class Echo(Collector):
+        def write(self, rows):
+            super().write(rows)
+            if len(self.rows) == 1:
+                storage.log({"echo": 1.0}, step=2, epoch=1)
+
+    storage = EventStorage(writers=[Echo(), other := Collector()])
+    storage.log({"a": 1.0}, step=1, epoch=1)
+    storage.flush()
+    storage.flush()
+    assert [row.values for row in storage.writers[0].rows] == [{"a": 1.0}, {"echo": 1.0}]
+    assert [row.values for row in other.rows] == [{"a": 1.0}, {"echo": 1.0}]
+    assert storage.rows == []
+
+
 def test_put_values_wait_until_they_are_logged():
     storage = EventStorage(step=5)
     storage.put_scalar("mine", 1.0)
@@ -188,10 +190,135 @@ def test_logged_values_join_the_history():
     assert storage.history("evaluation.accuracy").values() == [(0.5, 10), (0.75, 20), (0.8, 20)]
 
 
+def test_a_value_put_before_the_step_it_is_logged_at_is_in_the_history_once():
+    storage = EventStorage(step=1)  # as in a forward: the step is counted after it
+    storage.put_scalar("model.mean", torch.tensor(0.5))
+    storage.log(storage.unlogged(), step=2, epoch=1)
+    assert storage.history("model.mean").values() == [(0.5, 1)]
+    assert storage.unlogged() == {}
+
+
 @pytest.mark.parametrize("name", ["step", "epoch", "time", "two\nlines"])
 def test_a_name_that_a_log_line_cannot_hold_is_refused(name):
     with pytest.raises(DataError, match="another name"):
         EventStorage().log({name: 1.0}, step=1, epoch=1)
+
+
+def test_the_step_has_a_second_name_and_samples_start_at_zero():
+    storage = EventStorage(step=3)
+    storage.advance()
+    assert (storage.step, storage.iter, storage.samples) == (4, 4, 0)
+    storage.iter = 9
+    storage.put_scalar("x", 1.0)
+    assert storage.latest() == {"x": (1.0, 9)}
+
+
+def test_a_hint_asks_for_the_median_and_what_has_none_stays_raw():
+    storage = EventStorage()
+    for step in range(30):
+        storage.step = step
+        storage.put_scalar("smooth", torch.tensor(float(step)))
+        storage.put_scalar("raw", step, smoothing_hint=False)
+    storage.log({"logged": 7.0}, step=29, epoch=1)
+    assert storage.latest_with_smoothing_hint() == {"smooth": (19.5, 29), "raw": (29.0, 29), "logged": (7.0, 29)}
+    assert storage.latest_with_smoothing_hint(window_size=3)["smooth"] == (28.0, 29)
+    assert storage.smoothing_hints() == {"smooth": True, "raw": False, "logged": False}
+    assert list(storage.histories()) == ["smooth", "raw", "logged"]
+
+
+def test_images_and_histograms_reach_each_writer_once_with_name_and_step():
+    first, late = Collector(), Collector()
+    storage = EventStorage(step=5, writers=[first])
+    with storage.name_scope("model"):
+        storage.put_image("input", torch.zeros(3, 2, 4))
+        storage.put_histogram("weights", torch.ones(3))
+    storage.flush()
+    storage.writers.append(late)
+    storage.put_image("again", torch.zeros(1, 2, 2))
+    storage.flush()
+    storage.flush()
+    assert [(image.name, image.step) for image in first.images] == [("model/input", 5), ("again", 5)]
+    assert [image.name for image in late.images] == ["again"]
+    assert [(one.name, one.step, one.num) for one in first.histograms] == [("model/weights", 5, 3)]
+    assert late.histograms == []
+
+
+def test_images_and_histograms_that_nobody_writes_do_not_pile_up():
+    storage = EventStorage()
+    for number in range(3000):
+        storage.put_image(f"{number}", torch.zeros(1, 1, 1))
+        storage.put_histogram(f"{number}", [1.0], bins=1)
+    storage.writers.append(late := Collector())
+    storage.flush()
+    assert [image.name for image in late.images] == [f"{number}" for number in range(2936, 3000)]
+    assert [one.name for one in late.histograms] == [f"{number}" for number in range(1976, 3000)]
+
+
+def test_what_is_cleared_is_not_written():
+    storage = EventStorage(writers=[writer := Collector()])
+    storage.put_image("image", torch.zeros(1, 1, 1))
+    storage.put_histogram("histogram", [1.0])
+    storage.clear_images()
+    storage.flush()
+    assert (len(writer.images), len(writer.histograms)) == (0, 1)
+    storage.put_histogram("histogram", [1.0])
+    storage.clear_histograms()
+    storage.put_image("image", torch.zeros(1, 1, 1))
+    storage.flush()
+    assert (len(writer.images), len(writer.histograms)) == (1, 1)
+
+
+def test_a_writer_that_only_takes_rows_is_not_troubled_by_images():
+    class RowsOnly(EventWriter):
+        def write(self, rows):
+            self.seen = [row.values for row in rows]
+
+    storage = EventStorage(writers=[writer := RowsOnly()])
+    storage.put_image("image", torch.zeros(1, 1, 1))
+    storage.put_histogram("histogram", [1.0])
+    storage.log({"a": 1.0}, step=1, epoch=1)
+    storage.close()
+    assert writer.seen == [{"a": 1.0}]
+
+
+def test_recalled_rows_stand_before_what_is_waiting_to_be_logged():
+    storage = EventStorage(step=20, writers=[writer := Collector()])
+    storage.put_scalar("mine", 3.0)
+    storage.recall([Row(10, 1, 0.0, {"mine": 1.0, "train.loss": 0.5}), Row(20, 1, 0.0, {"mine": 2.0})])
+    assert storage.history("mine").values() == [(1.0, 10), (2.0, 20), (3.0, 20)]
+    assert storage.history("train.loss").values() == [(0.5, 10)]
+    assert storage.unlogged() == {"mine": 3.0}
+    storage.put_scalar("train.loss", 0.25, smoothing_hint=False)
+    storage.flush()
+    assert writer.rows == []
+
+
+def test_a_second_recall_leaves_what_is_there():
+    storage = EventStorage()
+    rows = [storage.log({"a": 1.0}, step=1, epoch=1), storage.log({"a": 2.0}, step=2, epoch=1)]
+    storage.recall([*rows, Row(2, 1, 0.0, {"b": 3.0})])
+    storage.recall([*rows, Row(2, 1, 0.0, {"b": 3.0})])
+    assert storage.history("a").values() == [(1.0, 1), (2.0, 2)]
+    assert storage.history("b").values() == [(3.0, 2)]
+
+
+class Axes:
+    """The one method of matplotlib's axes that is used."""
+
+    def plot(self, x, y, label):
+        self.drawn = (x, y, label)
+
+
+def test_a_plot_draws_one_point_per_value():
+    storage, axes = EventStorage(), Axes()
+    for step in (2, 4, 6):
+        storage.step = step
+        storage.put_scalar("train.loss", 1.0 / step)
+    storage.plot(axes, "train.loss")
+    assert axes.drawn == ([2, 4, 6], [1 / 2, 1 / 4, 1 / 6], "train.loss")
+    storage.plot(axes, "train.loss", smoothing=0.9)
+    assert len(axes.drawn[1]) == 3
+    assert axes.drawn[1][0] == pytest.approx(0.5)
 
 
 def test_the_current_storage_is_the_innermost_and_ends_with_its_block():

@@ -21,6 +21,7 @@ from hezar_train.events import (
     EventStorage,
     EventWriter,
     JSONLinesWriter,
+    JSONWriter,
     Row,
     TensorBoardWriter,
     TrackerWriter,
@@ -80,6 +81,20 @@ def test_a_json_row_has_step_epoch_time_and_its_values(tmp_path):
     line = writer.path.read_text(encoding="utf-8")
     assert line == '{"step": 1, "epoch": 1, "time": 1001.0, "train.loss": 0.1, "train.دقت": Infinity}\n'
     assert list(json.loads(line)) == ["step", "epoch", "time", "train.loss", "train.دقت"]
+
+
+def test_a_json_writer_under_libai_s_name_writes_lines_too(tmp_path):
+    storage = EventStorage(writers=[JSONWriter(tmp_path / "metrics.json")])
+    for step, name in ((1, "a"), (1, "b"), (2, "a")):
+        storage.log({name: float(step)}, step=step, epoch=1)
+        storage.flush()
+    storage.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert [(line["step"], line.get("a"), line.get("b")) for line in lines] == [
+        (1, 1.0, None),
+        (1, None, 1.0),
+        (2, 2.0, None),
+    ]
 
 
 def test_json_rows_survive_a_reopen_and_a_torn_line_is_left_out(tmp_path):

@@ -40,7 +40,7 @@ def test_events_come_in_the_order_of_the_walk() -> None:
         for _ in range(2):
             with walk.epoch():
                 walk.walk(windows(["a", "b"]))
-    step = ["on_batch_start", "on_batch_forward", "on_batch_end"]
+    step = ["on_batch_start", "on_batch_forward", "on_batch_backward", "on_batch_end"]
     epoch = ["on_epoch_start", *step, *step, "on_epoch_end"]
     assert ctx.log == ["on_fit_start", *epoch, *epoch, "on_fit_end"]
 

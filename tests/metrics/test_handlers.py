@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError
-from hezar_train.metrics import ClassificationHandler, MetricsHandler, handler_for
+from hezar_train.metrics import ClassificationHandler, MetricsHandler, handler_for, interval, poisson_weights
 from hezar_train.types import TaskType
 
 CLASSIFICATION = ["text_classification", "audio_classification", "image_classification"]
@@ -205,3 +207,128 @@ def test_entities_without_names_of_labels_are_refused_before_the_first_batch() -
         handler.expect(None, None)
     named = handler_for("sequence_labeling", [MetricConfig("seqeval", options={"id2label": ["O", "B-X"]})])
     named.expect(None, None)
+
+
+class TestSampleLosses:
+    """How wrong each sample is: what torch says of the sample alone."""
+
+    @pytest.mark.parametrize("task", ["sequence_labeling", "mask_filling", "language_modeling"])
+    def test_of_sequences_they_are_means_over_the_labels_that_count(self, task: str) -> None:
+        logits, labels = sequences(9)
+        found = handler_for(task, ["token_accuracy"]).sample_losses({"logits": logits}, labels)
+        assert found is not None
+        for loss, some, their in zip(found, logits, labels, strict=True):
+            shifted = (some[:-1], their[1:]) if task == "language_modeling" else (some, their)
+            assert float(loss) == pytest.approx(float(cross_entropy(*shifted).nan_to_num(0.0)), rel=1e-5)
+
+    def test_of_several_labels_they_are_means_over_labels(self) -> None:
+        logits, labels = torch.randn(4, 3), torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, -100]])
+        found = ClassificationHandler().sample_losses({"logits": logits}, labels)
+        assert found is not None
+        alone = [binary_cross_entropy_with_logits(logits[n], labels[n].float()) for n in range(3)]
+        alone.append(binary_cross_entropy_with_logits(logits[3, :2], labels[3, :2].float()))
+        assert found.tolist() == pytest.approx([float(loss) for loss in alone], rel=1e-5)
+
+    @pytest.mark.parametrize("shape", [(4,), (4, 1)])
+    def test_of_one_logit_they_tell_yes_from_no(self, shape: tuple[int, ...]) -> None:
+        logits, labels = torch.randn(shape), torch.tensor([1, 0, 1, 0])
+        found = ClassificationHandler().sample_losses({"logits": logits}, labels)
+        alone = binary_cross_entropy_with_logits(logits.reshape(4), labels.float(), reduction="none")
+        assert torch.equal(torch.as_tensor(found), alone)
+
+    def test_a_causal_model_is_compared_with_the_token_after_the_place(self) -> None:
+        logits, labels = torch.eye(5)[1:4][None], torch.tensor([[0, 1, 2]])
+        predicted, expected = handler_for("language_modeling", None).compared({"logits": logits}, labels)
+        assert (predicted.tolist(), expected.tolist()) == ([[1, 2, 3]], [[1, 2, -100]])
+
+
+class TestLossIntervals:
+    @pytest.mark.parametrize("batch_size", [1, 3, 7, 40])
+    @pytest.mark.parametrize("task", ["mask_filling", "language_modeling"])
+    def test_loss_and_perplexity_are_those_of_the_resampled_sets(self, task: str, batch_size: int) -> None:
+        logits, labels = sequences(40)
+        weights = poisson_weights(3, torch.arange(40), 50)
+        handler = handler_for(task, ["perplexity"])
+        for some, their, rows in zip(
+            logits.split(batch_size), labels.split(batch_size), weights.split(batch_size, dim=1), strict=True
+        ):
+            loss, units = told(some, their, task)
+            handler.update({"logits": some, "loss": loss}, their, rows, units)
+        parts = [told(logits[n : n + 1], labels[n : n + 1], task) for n in range(40)]
+        totals, units = (torch.tensor([float(part[n]) for part in parts], dtype=torch.float64) for n in (0, 1))
+        rows = (weights.double() @ (totals.nan_to_num(0.0) * units)) / (weights.double() @ units)
+        low, high = interval(rows[1:].tolist())
+        found = handler.intervals()
+        assert found["loss"] == pytest.approx((low, high), rel=1e-5)
+        assert found["perplexity"] == pytest.approx((math.exp(low), math.exp(high)), rel=1e-3)
+        assert low < float(rows[0]) < high
+
+    def test_a_loss_that_is_not_the_samples_own_has_none(self) -> None:
+        logits, labels = torch.randn(20, 3), torch.arange(20) % 3
+        for smoothing, keys in ((0.0, {"loss", "accuracy"}), (0.3, {"accuracy"})):
+            handler = ClassificationHandler()
+            loss = cross_entropy(logits, labels, label_smoothing=smoothing)
+            handler.update({"logits": logits, "loss": loss}, labels, poisson_weights(0, torch.arange(20), 20), 20)
+            assert set(handler.intervals()) == keys
+
+    def test_a_reset_forgets_them(self) -> None:
+        handler = ClassificationHandler([])
+        outputs = {"logits": torch.zeros(2, 2), "loss": torch.tensor(math.log(2))}
+        handler.update(outputs, torch.tensor([0, 1]), poisson_weights(0, torch.arange(2), 20), 2)
+        assert set(handler.intervals()) == {"loss"}
+        handler.reset()
+        assert handler.intervals() == {}
+
+
+class TestShown:
+    @pytest.fixture
+    def handler(self) -> MetricsHandler:
+        return handler_for("text_classification", [MetricConfig("accuracy", n_decimals=2), "f1"])
+
+    @pytest.mark.parametrize("name", ["accuracy", "evaluation.accuracy", "evaluation.dev.accuracy.low"])
+    def test_a_value_has_the_decimals_of_its_metric(self, handler: MetricsHandler, name: str) -> None:
+        assert handler.shown(name, 2 / 3) == "0.67"
+        assert handler.shown("evaluation.dev.f1", 2 / 3) == "0.6667"
+
+    def test_what_is_no_metric_has_four_digits(self, handler: MetricsHandler) -> None:
+        assert handler.shown("evaluation.loss", 12.34567) == "12.35"
+        assert handler.shown("train.inaccuracy", 2e-5 / 3) == "6.667e-06"
+
+    def test_a_small_value_does_not_vanish(self, handler: MetricsHandler) -> None:
+        assert [handler.shown("accuracy", value) for value in (0.0, 0.0012, float("nan"))] == ["0.00", "0.0012", "nan"]
+
+
+def test_texts_are_decoded_once_a_batch_and_no_logits_are_held() -> None:
+    decoded: list[Any] = []
+
+    def decode(ids: torch.Tensor) -> list[str]:
+        decoded.append(ids)
+        return ["".join(map(str, row)) for row in ids.tolist()]
+
+    handler = handler_for("text_generation", ["cer"])
+    handler.expect(None, decode)
+    outputs, labels = {"logits": torch.eye(3)[None]}, torch.tensor([[0, 1, 2]])
+    handler.update(outputs, labels)
+    assert handler.compared(outputs, labels) == (["012"], ["012"])
+    assert handler.sample_losses(outputs, labels).tolist() == [0.0]  # type: ignore[union-attr]
+    assert len(decoded) == 2
+    alive = weakref.ref(outputs["logits"])
+    del outputs
+    assert alive() is None
+
+
+def sequences(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits, and labels of which some do not count, in one sample not a single one."""
+    generator = torch.Generator().manual_seed(num_samples)
+    logits = torch.randn(num_samples, 5, 4, generator=generator)
+    labels = torch.randint(4, (num_samples, 5), generator=generator)
+    labels = labels.masked_fill(torch.rand(labels.shape, generator=generator) < 0.4, -100)
+    labels[0] = -100
+    return logits, labels
+
+
+def told(logits: torch.Tensor, labels: torch.Tensor, task: str) -> tuple[torch.Tensor, float]:
+    """Return a batch's mean loss, as a model tells it, and what it is a mean of."""
+    if task == "language_modeling":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return cross_entropy(logits.flatten(0, 1), labels.flatten()), float((labels != -100).sum())

@@ -35,6 +35,13 @@ def build(name: str, parameters: Any = None, weight_decay: float = 0.0, device: 
     )
 
 
+def build_with_momentum(name: str, **kwargs: Any) -> Optimizer:
+    parameters = [nn.Parameter(torch.ones(2, 3))]
+    return build_optimizer(
+        name, parameters, learning_rate=0.01, weight_decay=0.0, kwargs=kwargs, device=CPU, momentum=0.6
+    )
+
+
 def step_on_a_tiny_model(name: str) -> float:
     """Return how far one step moves the weights."""
     model = nn.Embedding(4, 3, sparse=True) if name == "sparseadam" else nn.Linear(3, 4, bias=name != "muon")
@@ -166,6 +173,33 @@ def test_weight_decay_for_a_class_without_it_is_refused() -> None:
     assert build("rprop").param_groups[0]["lr"] == 0.01
     with pytest.raises(ConfigError, match=r"has no weight decay, but weight_decay=0.1\. Set weight_decay=0"):
         build("rprop", weight_decay=0.1)
+
+
+@pytest.mark.parametrize("name", ["sgd", "rmsprop", "muon"])
+def test_the_momentum_arrives_in_the_groups(name: str) -> None:
+    assert build_with_momentum(name).param_groups[0]["momentum"] == 0.6
+
+
+@pytest.mark.parametrize(("name", "second"), [("adamw", 0.999), ("nadam", 0.999), ("adamax", 0.999)])
+def test_the_momentum_of_the_adams_is_their_first_beta(name: str, second: float) -> None:
+    assert build_with_momentum(name).param_groups[0]["betas"] == (0.6, second)
+
+
+def test_the_momentum_makes_nesterov_possible() -> None:
+    assert build_with_momentum("sgd", nesterov=True).param_groups[0]["nesterov"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("adagrad", {}, r"optimizer='adagrad' has no momentum, but momentum=0\.6\. Leave it out"),
+        ("sgd", {"momentum": 0.9}, r"momentum among the keyword arguments, and momentum=0\.6\. Give one"),
+        ("adam", {"betas": (0.9, 0.99)}, r"betas among the keyword arguments, and momentum=0\.6"),
+    ],
+)
+def test_a_momentum_that_cannot_be_taken_is_refused(name: str, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_with_momentum(name, **kwargs)
 
 
 def test_a_value_that_torch_refuses_becomes_a_config_error() -> None:

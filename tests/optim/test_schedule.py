@@ -17,6 +17,7 @@ from torch.optim.swa_utils import SWALR
 
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.optim import Schedule, build_scheduler
+from hezar_train.optim.curves import CURVES
 
 RATE = 0.5
 TICKS = 12
@@ -81,6 +82,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plateau": ("reduce_on_plateau", {"patience": 1}),
     "swa": ("torch.optim.swa_utils.SWALR", {"swa_lr": 0.1, "anneal_epochs": 3}),
     "own": (f"{__name__}.Wrapping", {}),
+    "curves in sequence": (
+        "sequential",
+        {"schedulers": [{"name": "warmup_linear"}, {"name": "triangular2"}], "milestones": [5]},
+    ),
+    **{name: (name, {}) for name in CURVES},
+    "warmup_step": ("warmup_step", {"step_size": 3, "warmup_iter": 2}),
+    "warmup_multi_step": ("warmup_multi_step", {"milestones": [3, 7], "warmup_iter": 5}),
+    "warmup_exponential": ("warmup_exponential", {"gamma": 0.7, "warmup_ratio": 0.5}),
+    "warmup_noam": ("warmup_noam", {"warmup_iter": 4}),
+    "epoch_set": ("epoch_set", {"schedule": {0: 1.0, 2: 0.3, 7: 0.1}}),
+    "acc": ("decay_when_acc", {"mode": "min", "acc_thresh": 0.01}),
+    "triangles and acc": ("triangular_decay_when_acc", {"mode": "min", "acc_thresh": 0.01, "stepsize": 2}),
 }
 METRICS = [3.0, 2.0, 2.5, 2.5, 2.4, 1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.9]
 
@@ -102,6 +115,12 @@ def tick(schedule: Schedule, update_step: int) -> None:
     schedule.scheduler.optimizer.step()
     schedule.after_update(update_step, ends_epoch=False)
     schedule.after_evaluation(METRICS[(update_step - 1) % len(METRICS)])
+
+
+def tick_only(schedule: Schedule, update_step: int) -> None:
+    assert schedule.scheduler is not None
+    schedule.scheduler.optimizer.step()
+    schedule.after_update(update_step, ends_epoch=False)
 
 
 def trace(schedule: Schedule, first: int, last: int) -> list[dict[str, Any]]:
@@ -147,10 +166,11 @@ def test_the_state_that_was_loaded_is_not_changed() -> None:
     assert saved == kept
 
 
-def test_a_rate_that_is_a_tensor_is_restored_in_place() -> None:
+@pytest.mark.parametrize("name", ["cosine_annealing", "triangular", "warmup_cosine"])
+def test_a_rate_that_is_a_tensor_is_restored_in_place(name: str) -> None:
     def make() -> Schedule:
         optimizer = AdamW([torch.nn.Parameter(torch.ones(2))], lr=torch.tensor(RATE), fused=True)
-        return Schedule(build_scheduler("cosine_annealing", optimizer, total_ticks=TICKS), 1)
+        return Schedule(build_scheduler(name, optimizer, total_ticks=TICKS), 1)
 
     first, resumed = make(), make()
     trace(first, 1, 5)
@@ -187,6 +207,57 @@ def test_an_evaluation_ticks_nothing_but_a_plateau() -> None:
     schedule = make_schedule("exponential")
     schedule.after_evaluation(1.0)
     assert schedule.rates() == [RATE]
+
+
+def test_a_curve_that_counts_epochs_ticks_at_their_ends_whatever_the_period() -> None:
+    schedule = make_schedule("epoch_set", period_updates=2)
+    seen = []
+    for update_step in range(1, 10):
+        schedule.scheduler.optimizer.step()  # type: ignore[union-attr]
+        schedule.after_update(update_step, ends_epoch=update_step % 3 == 0)
+        seen.append(schedule.rates()[0])
+    assert seen == pytest.approx([0.5] * 5 + [0.15] * 4)
+
+
+def test_decay_when_acc_falls_with_each_evaluation_far_enough_below_the_best() -> None:
+    optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=RATE)
+    scheduler = build_scheduler("DecayWhenAcc", optimizer, total_ticks=TICKS, kwargs={"lr_decay": 0.5})
+    schedule = Schedule(scheduler, 1, optimizer)
+    assert schedule.is_plateau
+    seen = []
+    for accuracy in (0.8, 0.77, 0.75, float("nan"), 0.9, 0.86, 0.85, 0.9):
+        schedule.after_update(1, ends_epoch=True)
+        schedule.after_evaluation(accuracy)
+        seen.append(schedule.rates()[0])
+    # 0.75 is below 0.95 * 0.8, and 0.85 below 0.95 * 0.9
+    assert seen == [RATE, RATE, RATE / 2, RATE / 2, RATE / 2, RATE / 2, RATE / 4, RATE / 4]
+
+
+def test_with_mode_min_it_is_a_rise_that_counts() -> None:
+    schedule = make_schedule("acc")
+    for loss in (2.0, 2.01, 2.03, 1.0):
+        schedule.after_evaluation(loss)
+    assert schedule.rates() == pytest.approx([RATE * 0.9])
+
+
+def test_triangles_follow_the_ticks_and_shrink_with_each_fall() -> None:
+    schedule = make_schedule("triangles and acc")
+    assert not schedule.is_plateau
+    seen = []
+    for update_step, loss in enumerate([1.0, 1.0, 2.0, 1.0, 1.0, 1.0], start=1):
+        tick_only(schedule, update_step)
+        schedule.after_evaluation(loss)
+        seen.append(schedule.rates()[0])
+    assert seen == pytest.approx([0.275, 0.5, 0.275 * 0.9, 0.05 * 0.9, 0.275 * 0.9, 0.5 * 0.9])
+
+
+def test_another_base_rate_moves_a_curve_but_not_one_between_given_rates() -> None:
+    optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=RATE)
+    for kwargs, expected in (({}, 1.0), ({"lr_max": 0.4, "lr_min": 0.1}, 0.4)):
+        optimizer.param_groups[0].update(lr=RATE, initial_lr=RATE)
+        schedule = Schedule(build_scheduler("linear_decay", optimizer, total_ticks=4, kwargs=kwargs), 1, optimizer)
+        schedule.scale_rates(2.0)
+        assert schedule.rates() == [expected]
 
 
 def test_without_a_scheduler_the_rates_stay_and_the_state_is_empty() -> None:
@@ -262,6 +333,8 @@ def test_the_state_of_another_scheduler_is_refused() -> None:
     saved = make_schedule("step").state_dict()
     with pytest.raises(CheckpointError, match=r"scheduler is StepLR, this run's is LinearLR\. Set lr_scheduler back"):
         make_schedule("linear").load_state_dict(saved)
+    with pytest.raises(CheckpointError, match=r"scheduler is StepLR, this run's is triangular"):
+        make_schedule("triangular").load_state_dict(saved)
     with pytest.raises(CheckpointError, match=r"scheduler is StepLR, this run's is None"):
         Schedule(None).load_state_dict(saved)
 

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hezar_train.errors import ConfigError
 from hezar_train.optim import build_scheduler, scheduler_names
+from hezar_train.optim.curves import CURVES
 from hezar_train.types import LRSchedulerType
 
 RATE = 0.5
@@ -85,6 +86,14 @@ CLOSED_FORMS: list[tuple[str, dict[str, Any], Callable[[int], float]]] = [
         {"schedulers": [{"name": "cyclic"}, {"name": "exponential", "kwargs": {"gamma": 0.5}}], "milestones": [10]},
         lambda t: RATE / 10 + (RATE - RATE / 10) * (1 - abs(t / 5 - 1)) if t < 10 else RATE * 0.5 ** (t - 10),
     ),
+    (
+        "sequential",
+        {
+            "schedulers": [{"name": "warmup_linear", "kwargs": {"warmup_iter": 2}}, {"name": "LinearDecayScheduler"}],
+            "milestones": [4],
+        },
+        lambda t: RATE * (t / 2 if t < 2 else (4 - t) / 2) if t < 4 else RATE * (1 - 0.9 * (t - 4) / 8),
+    ),
     ("StepLR", {"step_size": 5}, lambda t: RATE * 0.1 ** (t // 5)),
     ("linearlr", {}, lambda t: RATE * (1 / 3 + 2 / 3 * t / TICKS)),
     ("ConstantLR", {}, lambda t: RATE * (1 / 3 if t < 5 else 1)),
@@ -109,7 +118,7 @@ def test_each_name_follows_its_closed_form(
 
 
 def test_the_closed_forms_cover_every_name_but_the_plateau() -> None:
-    covered = {name for name, _, _ in CLOSED_FORMS}
+    covered = {name for name, _, _ in CLOSED_FORMS} | CURVES.keys()  # the curves have a table of their own
     assert {str(name) for name in LRSchedulerType} - covered == {"reduce_on_plateau"}
 
 
@@ -211,6 +220,9 @@ def test_no_name_makes_torch_warn() -> None:
         ("sequential", {"schedulers": [{"name": "one_cycle"}], "milestones": []}, r"'one_cycle' cannot be a part"),
         ("sequential", {"schedulers": [{"name": "reduce_on_plateau"}], "milestones": []}, r"cannot be a part"),
         ("sequential", {"schedulers": [{"name": "step"}], "milestones": []}, r"lr_scheduler='step' needs step_size"),
+        ("sequential", {"schedulers": [{"name": "decay_when_acc"}], "milestones": []}, r"cannot be a part"),
+        ("sequential", {"schedulers": [{"name": "DecayWhenEpoch"}], "milestones": []}, r"cannot be a part"),
+        ("ChainedScheduler", {"schedulers": [{"name": "triangular"}]}, r"triangular cannot be a part of it"),
     ],
 )
 def test_what_cannot_work_is_told_when_it_is_built(name: str, kwargs: dict[str, Any], message: str) -> None:

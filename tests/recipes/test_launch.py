@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from hezar_train.errors import ConfigError
-from hezar_train.launch import Recipe, build_trainer, check_file, load_recipe, recipe_names
+from hezar_train.launch import (
+    Recipe,
+    build_trainer,
+    check_file,
+    load_recipe,
+    recipe_names,
+    resumed,
+    saved_checkpoints,
+)
 
 RECIPE = """\
 import random
@@ -170,6 +178,26 @@ def test_a_changed_recipe_is_told_of(folder: Path, caplog: pytest.LogCaptureFixt
     (folder / "recipe.py").write_text(RECIPE + "# changed\n")
     build_trainer(load_recipe("line", ["num_epochs=2"]))
     assert "recipe.py has changed since this run began" in caplog.text
+
+
+@pytest.mark.parametrize("wish", ["false", "elsewhere", "best", "true"])
+def test_a_restarted_run_goes_on_from_its_own_checkpoints_and_until_then_begins_as_it_was_asked_to(
+    folder: Path, wish: str
+) -> None:
+    build_trainer(load_recipe("line")).train()
+    loaded = load_recipe("line", [f"resume_from_checkpoint={wish}"])
+    before = saved_checkpoints(loaded.config)
+    assert resumed(loaded, before) == loaded, "what lies there is an earlier run's"
+    build_trainer(load_recipe("line", ["resume_from_checkpoint=false", "seed=1"])).train()
+    assert resumed(loaded, before).config.resume_from_checkpoint is True
+
+
+def test_a_restarted_run_whose_folder_is_empty_begins_as_it_was_asked_to(folder: Path) -> None:
+    build_trainer(load_recipe("line")).train()
+    loaded = load_recipe("line", ["resume_from_checkpoint=false"])
+    before = saved_checkpoints(loaded.config)
+    Path("run/checkpoints").rename("aside")
+    assert resumed(loaded, before) == loaded
 
 
 def test_a_recipe_needs_a_model_and_data_only() -> None:

@@ -7,7 +7,7 @@ import sys
 # each scene starts where a fresh interpreter does: no handlers anywhere
 SCENES = """
 import io, logging, os, sys
-from hezar_train.runtime import _make_visible, logger
+from hezar_train.runtime.build import _make_visible, logger
 
 def fresh():
     for log in (logger, logging.getLogger()):

@@ -19,12 +19,14 @@ from hezar_train import Trainer
 from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError, DataError
 from hezar_train.metrics import ClassificationHandler, MetricsHandler, build_metric
+from hezar_train.trainer.worst import MOST_PLACES_SHOWN, WorstSamples
 from hezar_train.types import MetricType, TaskType
 
 Build = Callable[..., Trainer]
 
 NUM_SAMPLES = 17
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+METRICS_OF_TOKENS = ("loss", "perplexity", "token_accuracy")
 SCRIPT = """
 import datasets
 import evaluate
@@ -55,6 +57,13 @@ class Tagger(nn.Module):
         return logits
 
 
+class Causal(Tagger):
+    """The token after each place."""
+
+    def compute_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
 class Line(nn.Module):
     """A number, or several logits, per row of four."""
 
@@ -77,6 +86,13 @@ def sentences(count: int = NUM_SAMPLES, num_labels: int = len(TAGS)) -> list[dic
     lengths = torch.randint(2, 7, (count, 1), generator=generator)
     labels = labels.where(torch.arange(6) < lengths, -100)
     return [{"tokens": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
+
+
+def cut_to_the_longest(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Make batches of unequal widths, as padding collators do."""
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    width = int((batch["labels"] != -100).sum(1).max())
+    return {key: value[:, :width] for key, value in batch.items()}
 
 
 def labelled(targets: torch.Tensor) -> list[dict[str, torch.Tensor]]:
@@ -291,6 +307,18 @@ class TestFormsOfMetrics:
         ):
             trainer.train()
 
+    def test_decimals_are_for_what_is_shown(
+        self, toy: Build, rows: Any, capsys: Any, caplog: Any, logged: Callable[..., list[dict[str, Any]]]
+    ) -> None:
+        given = [MetricConfig("accuracy", n_decimals=1), "f1"]
+        settings = {"task": "text_classification", "metrics": given, "eval_dataset": {"dev": rows(7)}}
+        value = toy(**settings).train().metrics["evaluation.dev.accuracy"]
+        assert f"dev.accuracy {value:.1f}  dev.f1" in capsys.readouterr().out
+        assert logged()[-1]["evaluation.dev.accuracy"] == value != round(value, 1)
+        with caplog.at_level("INFO"):
+            toy(resume_from_checkpoint=True, **settings).train()
+        assert f"evaluation.dev.accuracy {value:.1f}, " in caplog.text
+
     def test_values_are_never_rounded(self, toy: Build, rows: Any) -> None:
         given = [MetricConfig("accuracy", n_decimals=1)]
         found = toy(task="text_classification", metrics=given, eval_dataset=rows(7)).evaluate()
@@ -390,7 +418,7 @@ class TestNamedSets:
         assert toy(eval_dataset={"dev": rows(3), "test": rows(3)}).best_key == "evaluation.dev.loss"
 
     def test_names_that_are_not_there_are_refused(self, toy: Build, trainer: Trainer, rows: Any) -> None:
-        with pytest.raises(DataError, match=r"no evaluation set 'tset'. Named sets: dev, test"):
+        with pytest.raises(DataError, match=r"no evaluation set 'tset'. There are: dev, test, train"):
             trainer.evaluate("tset")
         with pytest.raises(DataError, match=r"several: dev, test"):
             trainer.predict()
@@ -411,6 +439,20 @@ class TestIntervals:
             assert found[f"{key}.low"] < found[key] < found[f"{key}.high"]
         for batch_size in (3, 7, 40):
             assert self.intervals(toy, rows, batch_size) == pytest.approx(found, abs=1e-6)
+
+    def test_loss_and_perplexity_have_one(self, toy: Build) -> None:
+        rows = sentences(40, num_labels=12)
+        found = [
+            toy(
+                task="mask_filling", model=Tagger(12, names=None), train_dataset=rows, eval_dataset=rows,
+                bootstrap_samples=100, eval_batch_size=size, out=f"run{size}",
+            ).evaluate()
+            for size in (1, 7, 40)
+        ]  # fmt: skip
+        assert set(found[0]) == {f"{key}{end}" for key in METRICS_OF_TOKENS for end in ("", ".low", ".high")}
+        for key in METRICS_OF_TOKENS:
+            assert found[0][f"{key}.low"] < found[0][key] < found[0][f"{key}.high"]
+        assert all(one == pytest.approx(found[0], rel=1e-5) for one in found[1:])
 
     def test_they_are_logged_and_recorded(
         self, toy: Build, rows: Any, tmp_path: Path, logged: Callable[..., list[dict[str, Any]]]
@@ -451,6 +493,63 @@ class TestReports:
             assert sample["target"] == labels[sample["sample"]]
             assert sample["prediction"] == logits[sample["sample"]].argmax()
             assert sample["loss"] == pytest.approx(float(losses[sample["sample"]]), rel=1e-5)
+
+    @pytest.mark.parametrize("task", ["sequence_labeling", "mask_filling"])
+    def test_the_worst_sequences_are_shown_where_labels_count(self, toy: Build, batch_size: int, task: str) -> None:
+        rows = sentences()
+        trainer = toy(
+            task=task, model=Tagger(), train_dataset=rows, eval_dataset=rows, eval_batch_size=batch_size,
+            data_collator=cut_to_the_longest,
+        )  # fmt: skip
+        trainer.evaluate()
+        labels, logits = expected_and_predicted(trainer, rows)
+        losses = torch.stack(
+            [nn.functional.cross_entropy(some, their) for some, their in zip(logits, labels, strict=True)]
+        )
+        worst = trainer.last_evaluation[""].worst_samples
+        assert [sample["sample"] for sample in worst] == losses.argsort(descending=True)[:16].tolist()
+        for sample in worst:
+            right, guess = labels[sample["sample"]], logits[sample["sample"]].argmax(1)
+            assert sample["loss"] == pytest.approx(float(losses[sample["sample"]]), rel=1e-5)
+            assert sample["target"] == right[right != -100].tolist()
+            assert sample["prediction"] == guess[right != -100].tolist()
+
+    def test_the_worst_sequences_of_a_causal_model_are_shown_place_by_place(self, toy: Build) -> None:
+        rows = sentences(num_labels=12)
+        trainer = toy(
+            task="language_modeling",
+            criterion=None,
+            model=Causal(12, names=None),
+            train_dataset=rows,
+            eval_dataset=rows,
+        )
+        trainer.evaluate()
+        labels, logits = expected_and_predicted(trainer, rows)
+        for sample in trainer.last_evaluation[""].worst_samples:
+            right, guess = labels[sample["sample"], 1:], logits[sample["sample"], :-1].argmax(1)
+            assert sample["target"] == right[right != -100].tolist()
+            assert sample["prediction"] == guess[right != -100].tolist()
+
+    def test_the_worst_samples_of_several_labels(self, toy: Build) -> None:
+        targets = torch.randint(2, (NUM_SAMPLES, 4), generator=torch.Generator().manual_seed(4)).float()
+        rows = labelled(targets)
+        trainer = toy(
+            task="text_classification", criterion="BCEWithLogitsLoss", model=Line(4), train_dataset=rows,
+            eval_dataset=rows, eval_batch_size=3,
+        )  # fmt: skip
+        trainer.evaluate()
+        _, logits = expected_and_predicted(trainer, rows)
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+        worst = trainer.last_evaluation[""].worst_samples
+        assert [sample["sample"] for sample in worst] == losses.argsort(descending=True)[:16].tolist()
+        first = worst[0]["sample"]
+        assert worst[0]["target"] == targets[first].tolist()
+        assert worst[0]["prediction"] == (logits[first] > 0).long().tolist()
+
+    def test_what_is_listed_of_a_long_sequence_is_bounded(self) -> None:
+        worst = WorstSamples()
+        worst.add(0, torch.ones(2), torch.zeros(2, 5000, dtype=torch.long), torch.zeros(2, 5000, dtype=torch.long))
+        assert [len(sample["target"]) for sample in worst.listed()] == [MOST_PLACES_SHOWN] * 2
 
     def test_a_result_that_is_no_number_is_never_the_best(self, toy: Build, rows: Any) -> None:
         one_class = [{"x": row["x"], "labels": 0} for row in rows(4)]

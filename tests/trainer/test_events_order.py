@@ -45,7 +45,8 @@ CLOSING_STEP = of_train("batch_start", "batch_forward", "batch_backward", "updat
 EVALUATION = [
     f"val {name}"
     for name in [
-        "fit_start", "epoch_start", *["batch_start", "batch_forward", "batch_end"] * 2, "epoch_end", "fit_end",
+        "fit_start", "epoch_start", *["batch_start", "batch_forward", "batch_backward", "batch_end"] * 2,
+        "epoch_end", "fit_end",
     ]
 ]  # fmt: skip
 

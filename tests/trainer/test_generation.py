@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from hezar_train import Trainer
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, DataError
+from hezar_train.trainer.decoding import collapse
 
 Build = Callable[..., Trainer]
 
@@ -225,6 +231,141 @@ class TestHezar:
             criterion=None,
         )  # fmt: skip
         assert set(trainer.evaluate()) == {"loss"}
+
+
+class Recorded(nn.Module):
+    """A model of the CTC kind that says, frame by frame, what the batch tells it to; Hezar's put time first."""
+
+    loss_func_name = "ctc"
+    is_time_first = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Embedding(8, 8)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(8))
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(frames.T if self.is_time_first else frames)
+        return logits
+
+    def compute_loss(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.mean()
+
+    def post_process(self, ids: torch.Tensor) -> list[str]:
+        return ["".join("-abcdefg"[number] for number in row if number) for row in ids.tolist()]
+
+
+class BatchFirst(Recorded):
+    is_time_first = False
+
+
+class Unsaid(Recorded):
+    loss_func_name = None  # type: ignore[assignment]
+
+
+class TestCTC:
+    """Frames are collapsed, labels are not; the sample's axis is found."""
+
+    rows: ClassVar[list[dict[str, torch.Tensor]]] = [
+        {"frames": torch.tensor(frames), "labels": torch.tensor(labels)}
+        for frames, labels in [
+            ([1, 1, 0, 1, 2, 2], [1, 1, 2]),  # aab
+            ([0, 3, 3, 3, 0, 0], [3, 3, IGNORED]),  # c, where cc was said
+            ([4, 0, 4, 4, 5, 0], [4, 4, 5]),  # dde
+        ]
+    ]
+
+    def build(self, toy: Build, **given: Any) -> Trainer:
+        rows = given.pop("rows", self.rows)
+        settings = {"model": Recorded(), "task": "image2text", "criterion": None, "eval_batch_size": 3}
+        return toy(train_dataset=rows, eval_dataset=rows, **settings | given)
+
+    @pytest.mark.parametrize("model", [Recorded, BatchFirst])
+    @pytest.mark.parametrize("batch_size", [1, 2, 3])
+    def test_the_largest_logits_are_read_by_whichever_axis_is_time(
+        self, toy: Build, model: type[Recorded], batch_size: int
+    ) -> None:
+        trainer = self.build(toy, model=model(), eval_batch_size=batch_size)
+        found = trainer.evaluate()
+        assert (found["cer"], found["wer"]) == pytest.approx((1 / 8, 1 / 3))
+        assert trainer.predict() == ["aab", "c", "dde"]
+        worst = trainer.last_evaluation[""].worst_samples[0]
+        assert (worst["sample"], worst["prediction"], worst["target"]) == (1, "c", "cc")
+
+    def test_as_many_frames_as_samples_are_read_as_the_loss_takes_them(self, toy: Build) -> None:
+        trainer = self.build(toy, rows=self.rows * 2, eval_batch_size=6)
+        assert trainer.evaluate()["cer"] == pytest.approx(1 / 8)
+
+    def test_time_first_without_a_word_about_ctc_is_refused(self, toy: Build) -> None:
+        with pytest.raises(DataError, match=r"logits of shape \(6, 3, 8\) gave 6 texts for 3 labels.*config\.blank_id"):
+            self.build(toy, model=Unsaid()).evaluate()
+
+    def test_without_labels_a_prediction_too_many_is_refused(self, toy: Build) -> None:
+        bare = [{"frames": row["frames"]} for row in self.rows]
+        assert self.build(toy).predict(bare) == ["aab", "c", "dde"]
+        with pytest.raises(DataError, match="there are 6 predictions for 3 samples"):
+            self.build(toy, model=Unsaid()).predict(bare)
+
+    def test_a_ctc_tokenizer_leaves_double_letters_in_labels_and_between_blanks(self, toy: Build, letters: Any) -> None:
+        model = BatchFirst()
+        model.loss_func_name = None  # type: ignore[assignment]  # the tokenizer says it
+        trainer = self.build(toy, model=model, task="speech_recognition", preprocessor=letters)
+        assert trainer.evaluate()["cer"] == pytest.approx(1 / 8)
+        assert trainer.predict() == ["aab", "c", "dde"]
+        assert sorted(one["target"] for one in trainer.last_evaluation[""].worst_samples) == ["aab", "cc", "dde"]
+
+    def test_wav2vec2_is_evaluated_and_trained(self, toy: Build, transformers: Any, letters: Any) -> None:
+        config = transformers.Wav2Vec2Config(
+            vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            conv_dim=(8, 8), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2,
+            num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, pad_token_id=0, ctc_loss_reduction="mean",
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(1)
+        rows = [{"input_values": torch.randn(400, generator=generator), "labels": row["labels"]} for row in self.rows]
+        trainer = self.build(
+            toy, rows=rows, model=transformers.Wav2Vec2ForCTC(config), task="speech_recognition", preprocessor=letters,
+            metric_for_best_model="cer",
+        )  # fmt: skip
+        metrics = trainer.train().metrics
+        assert trainer.state.best_metric_value == metrics["evaluation.cer"]
+        assert sorted(one["target"] for one in trainer.last_evaluation[""].worst_samples) == ["aab", "cc", "dde"]
+
+    @pytest.fixture
+    def letters(self, transformers: Any, tmp_path: Path) -> Any:
+        """A tokenizer of Wav2Vec2, whose blank is its padding."""
+        vocabulary = tmp_path / "letters.json"
+        vocabulary.write_text(json.dumps({name: n for n, name in enumerate(["<pad>", *"abcde", "<unk>", "|"])}))
+        return transformers.Wav2Vec2CTCTokenizer(str(vocabulary), bos_token=None, eos_token=None)
+
+    def test_hezars_crnn_reads_the_same_with_and_without_generate(self, toy: Build) -> None:
+        hezar = pytest.importorskip("hezar.models")
+        generator = torch.Generator().manual_seed(4)
+        rows = [
+            {"pixel_values": torch.rand(1, 32, 24, generator=generator), "labels": torch.tensor([1, 1, 2])}
+            for _ in range(4)
+        ]
+        names = {number: "" if number == 0 else "ابپتث"[number - 1] for number in range(6)}
+        torch.manual_seed(2)
+        model = hezar.CRNNImage2Text(
+            hezar.CRNNImage2TextConfig(map2seq_in_dim=1024, map2seq_out_dim=8, rnn_dim=8, id2label=names)
+        )
+        with torch.no_grad():
+            model.classifier.weight.mul_(50)  # else every frame says the same
+        ours, theirs = (
+            self.build(toy, rows=rows, model=model, out=f"run{way}", evaluate_with_generate=way)
+            for way in (False, True)
+        )
+        assert ours.evaluate() == theirs.evaluate()
+        assert ours.predict() == theirs.predict()
+        assert any(ours.predict())
+
+    @settings(deadline=None)
+    @given(st.lists(st.lists(st.integers(0, 3), min_size=7, max_size=7), min_size=1, max_size=4))
+    def test_collapsed_frames_are_the_runs_without_blanks(self, rows: list[list[int]]) -> None:
+        found = collapse(torch.tensor(rows), blank=0).tolist()
+        runs = [[symbol for symbol, _ in groupby(row) if symbol] for row in rows]
+        assert found == [run + [0] * (7 - len(run)) for run in runs]
 
 
 def test_bert_classification_is_evaluated_and_predicts(toy: Build, transformers: Any) -> None:

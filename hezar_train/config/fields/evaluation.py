@@ -20,6 +20,9 @@ class EvaluationFields:
     eval_steps: int | float | None = None
     """Steps between evaluations besides those at epoch ends; a float below 1 is a share of the run. None or 0: none."""
 
+    max_eval_batches: int | None = None
+    """Evaluate on so many batches of a set only. None: on all of it."""
+
     evaluate_with_generate: bool = True
     """Evaluate a generative model on what it generates."""
 
@@ -39,6 +42,7 @@ class EvaluationFields:
         """Yield a sentence for each mistake in these fields."""
         yield from flag("do_evaluate", self.do_evaluate, optional=True)
         yield from steps("eval_steps", self.eval_steps, least=0)
+        yield from whole("max_eval_batches", self.max_eval_batches, least=1, optional=True)
         yield from flag("evaluate_with_generate", self.evaluate_with_generate)
         yield from keywords("generation_kwargs", self.generation_kwargs)
         yield from whole("bootstrap_samples", self.bootstrap_samples, least=0)

@@ -27,8 +27,20 @@ class HardwareFields:
     mixed_precision: str | PrecisionType | None = None
     """"bf16", "fp16" or "fp8"; None, "no" and "full" mean fp32. Refused where the device cannot."""
 
+    compile: bool = False
+    """Compile the model with torch.compile; the results are the same up to rounding, checkpoints are unchanged."""
+
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass to save memory; refused for models that cannot."""
+
+    sync_batchnorm: bool = False
+    """Let batch normalisation see the batches of all processes together."""
+
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
+        yield from flag("compile", self.compile)
+        yield from flag("sync_batchnorm", self.sync_batchnorm)
+        yield from flag("gradient_checkpointing", self.gradient_checkpointing)
         yield from self._problems_of_device()
         yield from flag("use_cpu", self.use_cpu)
         if self.use_cpu is True and isinstance(self.device, str) and self.device.split(":")[0] != "cpu":

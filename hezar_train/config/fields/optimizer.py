@@ -28,8 +28,17 @@ class OptimizerFields:
     learning_rate: float = 2e-5
     """First learning rate; a schedule changes it."""
 
+    momentum: float | None = None
+    """The optimizer's momentum, or the first of its betas; a schedule changes it. None: the optimizer's default."""
+
     weight_decay: float = 0.0
     """Weight decay that is passed to the optimizer."""
+
+    weight_decay_norm: float | None = None
+    """Weight decay of normalising layers, in a group of their own. None: as of all others."""
+
+    weight_decay_bias: float | None = None
+    """Weight decay of biases, in a group of their own. None: as of the layer they belong to."""
 
     max_grad_norm: float | None = None
     """Longest gradient, as a 2-norm over all parameters; longer ones are scaled down. None: no clipping."""
@@ -46,10 +55,25 @@ class OptimizerFields:
         yield from keywords("optimizer_kwargs", self.optimizer_kwargs)
         yield from self._problems_of_doubled_keywords()
         yield from number("learning_rate", self.learning_rate)
+        yield from self._problems_of_momentum()
         yield from number("weight_decay", self.weight_decay)
+        yield from number("weight_decay_norm", self.weight_decay_norm, optional=True)
+        yield from number("weight_decay_bias", self.weight_decay_bias, optional=True)
         yield from number("max_grad_norm", self.max_grad_norm, above=0, optional=True)
         yield from known_name("criterion", self.criterion, LOSSES, choices(LOSSES))
         yield from one_of("loss_weight", self.loss_weight, ("samples", "labels"))
+
+    def _problems_of_momentum(self) -> Iterator[str]:
+        wrong = list(number("momentum", self.momentum, optional=True))
+        yield from wrong
+        if self.momentum is None or wrong:
+            return
+        if self.momentum >= 1:
+            yield f"momentum={self.momentum!r} must be below 1"
+        given = self.optimizer_kwargs if isinstance(self.optimizer_kwargs, Mapping) else {}
+        for keyword in ("momentum", "betas"):
+            if keyword in given:
+                yield f"optimizer_kwargs[{keyword!r}] contradicts momentum={self.momentum!r}: give one of the two"
 
     def _problems_of_doubled_keywords(self) -> Iterator[str]:
         given = self.optimizer_kwargs if isinstance(self.optimizer_kwargs, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Fields of the learning-rate schedule."""
+"""Fields of the schedules of learning rate and momentum."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hezar_train.config.checks import keywords, known_name, steps
-from hezar_train.config.names import SCHEDULERS, SHORT_SCHEDULERS, scheduler_name
+from hezar_train.config.checks import keywords, known_name, one_of, steps
+from hezar_train.config.names import CURVES, SCHEDULERS, SHORT_SCHEDULERS, scheduler_name
 from hezar_train.errors import choices
 from hezar_train.types import LRSchedulerType
 
@@ -19,13 +19,19 @@ SHOWN_SCHEDULERS = f"{choices(SHORT_SCHEDULERS)}, any class of torch.optim.lr_sc
 @dataclass(kw_only=True)
 class ScheduleFields:
     lr_scheduler: str | LRSchedulerType | None = None
-    """Short name, a class of torch.optim.lr_scheduler, or a dotted path. None: the learning rate stays."""
+    """Short name, a class of torch.optim.lr_scheduler, LiBai or lernomatic, or a dotted path. None: the rate stays."""
 
     lr_scheduler_kwargs: dict[str, Any] | None = None
     """Keyword arguments of the schedule; lengths are counted in its ticks and filled in where they are left out."""
 
     lr_scheduling_steps: int | float | None = None
-    """Steps between two ticks of the schedule; a float below 1 is a share of the run. None: one tick per epoch."""
+    """Steps between two ticks of the schedules; a float below 1 is a share of the run. None: one tick per epoch."""
+
+    momentum_scheduler: str | None = None
+    """Short name of the curve that the momentum (or the first beta) follows. None: the momentum stays."""
+
+    momentum_scheduler_kwargs: dict[str, Any] | None = None
+    """Keyword arguments of that curve, such as `min` and `max`; lengths are filled in as those of `lr_scheduler`."""
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
@@ -34,3 +40,6 @@ class ScheduleFields:
         )
         yield from keywords("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
         yield from steps("lr_scheduling_steps", self.lr_scheduling_steps)
+        given = self.momentum_scheduler
+        yield from one_of("momentum_scheduler", scheduler_name(given) if isinstance(given, str) else given, CURVES)
+        yield from keywords("momentum_scheduler_kwargs", self.momentum_scheduler_kwargs)

@@ -25,8 +25,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError
+from hezar_train.runtime.processes import Processes
 
-__all__ = ["Runtime", "build_runtime", "logger", "to_device"]
+__all__ = ["Runtime", "build_runtime", "logger", "prepare_model", "to_device"]
 
 logger = logging.getLogger("hezar_train")
 
@@ -37,7 +38,7 @@ AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20)}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Runtime:
     """Processes, device and precision of a run, resolved once."""
 
@@ -50,6 +51,11 @@ class Runtime:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @functools.cached_property
+    def processes(self) -> Processes:
+        """The processes of the run."""
+        return Processes(self.rank, self.num_processes, self.device)
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -105,6 +111,24 @@ def _make_visible(log: logging.Logger) -> None:
         return
     log.addHandler(_Console())
     log.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
+
+
+def prepare_model(model: torch.nn.Module, config: TrainerConfig, runtime: Runtime) -> torch.nn.Module:
+    """Bring a model to the device, ready for the run: with gradient checkpointing, compiled, as the config says."""
+    if config.sync_batchnorm and runtime.num_processes > 1:
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    model = model.to(runtime.device)
+    if config.gradient_checkpointing:
+        enable = getattr(model, "gradient_checkpointing_enable", None)
+        if enable is None:
+            raise ConfigError(
+                f"gradient_checkpointing=True, but {type(model).__name__} has no gradient_checkpointing_enable() to "
+                "switch it on. Give the model one, or leave the field out."
+            )
+        enable()
+    if config.compile:
+        model.compile()  # in place: the names of its parameters stay
+    return model
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -198,9 +222,7 @@ def _broken_promises(config: TrainerConfig, asked: torch.device | None, runtime:
             f"the launcher started {launched} processes (WORLD_SIZE) but Accelerate sees one: each would train alone "
             "and write the same folder. On a CPU, set ACCELERATE_USE_CPU=true."
         )
-    if runtime.num_processes > 1:
-        problems.append(f"{runtime.num_processes} processes were started; this version trains on one process.")
-    elif config.distributed:
+    if config.distributed and runtime.num_processes == 1:
         problems.append(
             "distributed=True, but there is one process. Start the script with a launcher, or drop the field."
         )

@@ -1,0 +1,188 @@
+"""Measure what the hook system costs in a step without a user's hook, and fail if it is more than its limit.
+
+    python benchmarks/hooks.py [--rounds 1000] [--steps 25] [--profile]
+
+One process, one thread, the parts of a real Trainer on the `tiny` workload of pace.py. One contestant walks the loop as
+`train()` does: routine, hook set, frames. The other calls the same default hooks by hand, in the same order, in a plain
+`for` loop over the same windows, with a bare namespace for a context. They take turns in many short rounds; what is
+judged is the ratio of the minima of their CPU time. The floor walked a second time tells how much of it is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import pstats
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from pace import MAX_GRAD_NORM, RATE, WORKLOADS, make_dataset, make_model
+
+from hezar_train import Trainer, TrainerConfig
+from hezar_train.loop import Moment, Routine
+from hezar_train.trainer.course import Course
+from hezar_train.types import Mode
+
+WORKLOAD = "tiny"
+LIMIT = 1.02
+MUCH_NOISE = 0.005
+PROFILE_LINES = 25
+LOOP, FLOOR, FLOOR_AGAIN = "loop", "by hand", "by hand again"
+NO_END = 1 << 62
+
+
+def make_trainer(folder: str) -> Trainer:
+    """Build the trainer of the pace benchmark; nothing falls due in a round, so that only steps are measured."""
+    config = TrainerConfig(
+        output_dir=folder,
+        batch_size=WORKLOADS[WORKLOAD].batch_size,
+        use_cpu=True,
+        optimizer="adamw",
+        learning_rate=RATE,
+        weight_decay=0.01,
+        max_grad_norm=MAX_GRAD_NORM,
+        lr_scheduler="linear",
+        lr_scheduler_kwargs={"start_factor": 1.0, "end_factor": 0.0},
+        lr_scheduling_steps=1,
+        criterion="CrossEntropyLoss",
+        save_enabled=False,
+    )
+    return Trainer(config, make_model(WORKLOAD), make_dataset(WORKLOAD))
+
+
+def start_of(trainer: Trainer, num_steps: int) -> Course:
+    """Go back to the start of the epoch, for so many steps."""
+    state = trainer.state
+    state.update(epoch=1, position=0, epoch_step=0, epoch_finished=False)
+    trainer._due.last_step = NO_END  # else the last step of a round would be the end of a run
+    routine = Routine(trainer.ctx, trainer.hooks[Mode.TRAIN], Mode.TRAIN, "train")
+    return Course(routine, trainer._source, trainer.plan, state, state.global_step + num_steps, 1, trainer._weigh_first)
+
+
+@contextmanager
+def walk_the_loop(trainer: Trainer, num_steps: int) -> Iterator[Callable[[], object]]:
+    """Yield what walks an epoch as `train()` does, inside of what `train()` opens around its epochs."""
+    course = start_of(trainer, num_steps)
+    trainer._course, trainer._routine = course, course.routine
+    with course.routine.running(announce=lambda: course.announce(trainer.ctx)):
+        yield partial(trainer.inner_training_loop, 1)
+    trainer._routine = None
+
+
+@contextmanager
+def call_by_hand(trainer: Trainer, num_steps: int) -> Iterator[Callable[[], object]]:
+    """Yield what calls the default hooks by hand."""
+    course = start_of(trainer, num_steps)
+    hooks = trainer.hooks[Mode.TRAIN]
+    seed, prepare_input = hooks.calls(Moment.BATCH_START)
+    (forward,), (backward,) = hooks.calls(Moment.BATCH_FORWARD), hooks.calls(Moment.BATCH_BACKWARD)
+    guard, clip, step, zero_grad = hooks.calls(Moment.UPDATE)
+    count, schedule, keep_place, progress, due = hooks.calls(Moment.BATCH_END)
+    ctx: Any = SimpleNamespace(storage=trainer.storage, model=trainer.model)
+
+    def loop() -> None:
+        for window in course.windows(1):
+            ctx.window = window
+            last = len(window.batches) - 1
+            for number, batch in enumerate(window.batches):
+                ctx.batch, ctx.batch_in_window, ctx.closes_window = batch, number, number == last
+                seed(ctx)
+                prepare_input(ctx)
+                forward(ctx)
+                backward(ctx)
+                if number == last:
+                    guard(ctx)
+                    clip(ctx)
+                    step(ctx)
+                    zero_grad(ctx)
+                count(ctx)
+                schedule(ctx)
+                keep_place(ctx)
+                progress(ctx)
+                due(ctx)
+
+    yield loop
+
+
+CONTESTANTS = {
+    LOOP: walk_the_loop, FLOOR: call_by_hand, FLOOR_AGAIN: call_by_hand
+}  # fmt: skip
+
+
+def measure(trainer: Trainer, num_rounds: int, num_steps: int) -> dict[str, float]:
+    """Let the contestants take turns; return the least CPU seconds of a round for each."""
+    best = dict.fromkeys(CONTESTANTS, float("inf"))
+    names = list(CONTESTANTS)
+    for round_number in range(num_rounds):
+        turn = round_number % len(names)  # so that nobody always follows the same neighbour
+        for name in names[turn:] + names[:turn]:
+            before = trainer.state.global_step
+            with CONTESTANTS[name](trainer, num_steps) as run:
+                start = time.process_time()
+                run()
+                seconds = time.process_time() - start
+            if trainer.state.global_step != before + num_steps:
+                sys.exit(f"{name} did {trainer.state.global_step - before} steps instead of {num_steps}")
+            best[name] = min(best[name], seconds)
+    return best
+
+
+def judge(best: dict[str, float], num_steps: int) -> bool:
+    """Print the table of minima and compare the loop with its limit."""
+    print(f"{'contestant':<15}{'us/step':>9}{'ratio':>8}")
+    for name, seconds in best.items():
+        print(f"{name:<15}{seconds / num_steps * 1e6:>9.2f}{seconds / best[FLOOR]:>8.4f}")
+    floor = min(best[FLOOR], best[FLOOR_AGAIN])  # the faster of the two, so that a slow floor flatters nobody
+    noise, ratio = max(best[FLOOR], best[FLOOR_AGAIN]) / floor - 1, best[LOOP] / floor
+    if noise > MUCH_NOISE:
+        print(f"the floor against itself is {1 + noise:.4f}: the machine is busy, run it again")
+    passed = ratio <= LIMIT
+    print(f"hook system {ratio:.4f}, limit {LIMIT}: {'PASS' if passed else 'FAIL'}")
+    return passed
+
+
+def show_profile(trainer: Trainer, num_rounds: int, num_steps: int) -> None:
+    """Print where the loop spends its time."""
+    profiler = cProfile.Profile()
+    for _ in range(num_rounds):
+        with walk_the_loop(trainer, num_steps) as run:
+            profiler.runcall(run)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(PROFILE_LINES)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=250, help="times that every contestant runs")
+    parser.add_argument("--steps", type=int, default=25, help="steps of a round")
+    parser.add_argument("--profile", action="store_true", help="profile the loop instead")
+    return parser.parse_args()
+
+
+def main() -> int:
+    asked = parse()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(folder)
+        trainer.model.train()
+        with trainer._under_way():
+            measure(trainer, num_rounds=5, num_steps=asked.steps)  # warm up
+            gc.collect()
+            gc.freeze()  # what the imports made is nobody's step
+            if asked.profile:
+                show_profile(trainer, asked.rounds, asked.steps)
+                return 0
+            best = measure(trainer, asked.rounds, asked.steps)
+    return 0 if judge(best, asked.steps) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Data given as a dict of splits: each a dataset, a DataLoader, arrays under "x" and "y", or nothing.
+
+Owns the names of the splits and what a value may be. Does not open anything: `sources` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hezar_train.data.sources import is_stream
+from hezar_train.errors import DataError, choices
+
+__all__ = ["SPLITS", "ArrayDataset", "is_splits", "parse_splits"]
+
+SPLITS = ("train", "val", "test")
+
+_SPELLINGS = {"validation": "val", "valid": "val"}
+
+
+class DataFormError(DataError, TypeError):
+    """Data of a kind that is not supported."""
+
+
+class ArrayDataset(Dataset[Any]):
+    """Samples `(x, y)` of two arrays; whole numbers stay whole numbers."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = _as_tensor(x), _as_tensor(y)
+        if len(self.x) != len(self.y):
+            raise DataError(f"'x' has {len(self.x)} samples and 'y' has {len(self.y)}; expected as many")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+def is_splits(data: Any) -> bool:
+    """Tell whether data is a dict of splits, and not one set."""
+    return isinstance(data, Mapping) and any(_SPELLINGS.get(name, name) in SPLITS for name in data if _is_text(name))
+
+
+def parse_splits(data: Any) -> dict[str, Any]:
+    """Return `{split}_data`, `{split}_loader` and `num_{split}_data` of every split; other keys are passed over."""
+    if not isinstance(data, Mapping):
+        raise DataFormError(f"data is a {type(data).__name__}; expected a dict of splits: {choices(SPLITS)}")
+    given = {_SPELLINGS.get(name, name): value for name, value in data.items()}
+    parsed: dict[str, Any] = {}
+    for split in SPLITS:
+        dataset, loader, count = _settled(split, given.get(split))
+        parsed |= {f"{split}_data": dataset, f"{split}_loader": loader, f"num_{split}_data": count}
+    return parsed
+
+
+def _settled(split: str, value: Any) -> tuple[Any, DataLoader[Any] | None, int | None]:
+    if value is None:
+        return None, None, 0
+    if isinstance(value, DataLoader):
+        return None, value, _length(value.dataset)
+    if isinstance(value, Mapping) and {"x", "y"} <= value.keys():
+        arrays = ArrayDataset(value["x"], value["y"])
+        return arrays, None, len(arrays)
+    is_indexed = hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | Mapping)
+    if is_indexed or is_stream(value):
+        return value, None, _length(value)
+    raise DataFormError(
+        f"the split {split!r} is a {type(value).__name__}; expected a dataset, a DataLoader, or arrays as "
+        "{'x': ..., 'y': ...}"
+    )
+
+
+def _length(data: Any) -> int | None:
+    return len(data) if hasattr(data, "__len__") else None
+
+
+def _as_tensor(values: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(values)
+    return tensor if not tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+
+
+def _is_text(name: Any) -> bool:
+    return isinstance(name, str)

@@ -1,0 +1,29 @@
+"""Several processes of one command on this machine: a thin front of torchrun's elastic agent.
+
+The agent starts the processes, notices a death and starts all of them again. What it lacks for a training that saves
+itself is added here: an environment in which restarts are reliable, signals that reach every process and are never
+followed by a restart, exit codes that pass through, one voice instead of as many as there are processes, and nothing
+left running. What the processes do is not known here; several machines are torchrun's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hezar_train.elastic.process import num_restarts, reported_exit
+
+__all__ = ["num_restarts", "reported_exit", "run_group"]
+
+
+def run_group(
+    command: Sequence[str], num_processes: int, max_restarts: int, progress: Callable[[], Any], *, on_cpu: bool = False
+) -> int:
+    """Run a command in several processes until it is done; return the exit code.
+
+    After a death all processes start again, at most `max_restarts` times. Processes that died of errors alone start
+    again only if `progress()` has changed since they began: an error that comes back at once is not tried again.
+    """
+    from hezar_train.elastic.agent import lead_group
+
+    return lead_group(command, num_processes, max_restarts, progress, on_cpu=on_cpu)

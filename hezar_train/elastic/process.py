@@ -1,0 +1,123 @@
+"""The side of one process of a group: how it tells its end, and that it does not outlive the front.
+
+Without the front's variables in the environment everything here does nothing: torchrun and `accelerate launch` start
+the same programs. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hezar_train.config.files import write_atomically
+
+__all__ = [
+    "ENDS_ON_PURPOSE",
+    "FRONT_PID",
+    "REPORTS",
+    "RESTARTS",
+    "Report",
+    "num_restarts",
+    "read_report",
+    "reported_exit",
+]
+
+REPORTS = "HEZAR_TRAIN_REPORTS"
+FRONT_PID = "HEZAR_TRAIN_FRONT_PID"
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+TRY_AGAIN_LATER = 75  # reserved: sysexits' EX_TEMPFAIL, for a run that asks its scheduler to be queued again
+ENDS_ON_PURPOSE = frozenset({0, TRY_AGAIN_LATER, 128 + signal.SIGINT, 128 + signal.SIGTERM})
+SET_PARENT_DEATH_SIGNAL = 1  # of Linux's prctl()
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a process ended, in its own words."""
+
+    code: int
+    is_handled: bool
+    """Whether the program chose the code, rather than dying of an error that nobody expected."""
+    message: str
+    at_seconds: float
+    has_lost_a_peer: bool = False
+    """Whether it died because another one had."""
+
+
+def num_restarts() -> int:
+    """Return how often an elastic agent has started this process again."""
+    return int(os.environ.get(RESTARTS, "0"))
+
+
+@contextmanager
+def reported_exit() -> Iterator[None]:
+    """Tell the front, if there is one, how this process ends.
+
+    Whoever ends on purpose (done, or stopped by a signal and saved) leaves with 0. The agent takes any other code for a
+    death: it would end the other processes 30 seconds later, also one that is still writing a checkpoint.
+    """
+    folder = os.environ.pop(REPORTS, None)
+    if folder is None:
+        yield
+        return
+    _end_with_the_front()
+    path = _report_path(Path(folder), num_restarts(), int(os.environ["RANK"]))
+    try:
+        yield
+    except SystemExit as end:
+        code = _code(end)
+        if _write(path, Report(code, True, str(end), time.time())) and code in ENDS_ON_PURPOSE:
+            raise SystemExit(0) from end
+        raise
+    except BaseException as error:
+        has_lost_a_peer = _is_loss_of_a_peer(error)
+        _write(path, Report(1, False, f"{type(error).__name__}: {error}", time.time(), has_lost_a_peer))
+        if has_lost_a_peer:  # where that one died is what matters, and the front says it
+            raise SystemExit("this process cannot go on: another one of the run has ended") from None
+        raise
+
+
+def read_report(folder: Path, restart: int, rank: int) -> Report | None:
+    """Return what a process told of its end; None where it had no time to."""
+    path = _report_path(folder, restart, rank)
+    return Report(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def _report_path(folder: Path, restart: int, rank: int) -> Path:
+    return folder / f"{restart}-{rank}.json"
+
+
+def _write(path: Path, report: Report) -> bool:
+    """Write a report; return False where the disk refuses, which must not hide how the process ended."""
+    try:
+        write_atomically(path, json.dumps(asdict(report)))
+    except OSError:
+        return False
+    return True
+
+
+def _is_loss_of_a_peer(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and "by peer" in str(error)  # gloo has no class for it
+
+
+def _code(end: SystemExit) -> int:
+    """Return the code that Python would leave with."""
+    if end.code is None:
+        return 0
+    return end.code if isinstance(end.code, int) else 1
+
+
+def _end_with_the_front() -> None:
+    """Ask the system for SIGTERM when the front dies, however it dies, so that this process saves and leaves."""
+    front = int(os.environ.pop(FRONT_PID))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != front:  # it died before the system was asked
+        raise SystemExit(128 + signal.SIGTERM)

@@ -1,0 +1,14 @@
+"""Several models in one run."""
+
+from hezar_train.multi_model.optimizers import OptimizerDict, ScheduleDict
+from hezar_train.multi_model.trainer import GeneralMultiModelTrainer, MultiModelTrainer
+from hezar_train.multi_model.turns import Turns, TurnsRoutine
+
+__all__ = [
+    "GeneralMultiModelTrainer",
+    "MultiModelTrainer",
+    "OptimizerDict",
+    "ScheduleDict",
+    "Turns",
+    "TurnsRoutine",
+]

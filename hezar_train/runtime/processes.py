@@ -1,0 +1,81 @@
+"""What the processes of a run tell one another: sums, texts, values; and how the main one acts for all.
+
+Every method is a collective: all processes call it, in the same order. On one process each costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from hezar_train.errors import HezarTrainError
+
+__all__ = ["Processes"]
+
+T = TypeVar("T")
+
+
+class Processes:
+    """The processes of a run, and this one's number among them."""
+
+    def __init__(self, rank: int = 0, count: int = 1, device: torch.device | None = None) -> None:
+        self.rank, self.count = rank, count
+        self._device = device or torch.device("cpu")
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Sequence[Any]) -> list[float]:
+        """Return the sum of each value over all processes, in full precision."""
+        if self.count == 1:
+            return [float(value) for value in values]
+        total = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=self._device) for v in values])
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def share(self, value: T) -> T:
+        """Return the main process's value on all; it must be made of what JSON can hold."""
+        if self.count == 1:
+            return value
+        text = json.dumps(value).encode() if self.is_main else b""
+        size = torch.tensor([len(text)], device=self._device)
+        dist.broadcast(size, 0)
+        data = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        if self.is_main:
+            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(data, 0)
+        return json.loads(bytes(data.tolist()))  # type: ignore[no-any-return]
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of their numbers, on all."""
+        if self.count == 1:
+            return [value]
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value)
+        return found
+
+    def on_main(self, act: Callable[[], T]) -> T | None:
+        """Let the main process act while the others wait; what it raises is raised on all of them."""
+        if self.count == 1:
+            return act()
+        result, failure = None, None
+        if self.is_main:
+            try:
+                result = act()
+            except Exception as error:  # noqa: BLE001 - raised again below
+                failure = error
+        told = self.share(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+        if told is not None:
+            raise HezarTrainError(f"the main process stopped: {told}")
+        return result
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        self.sum([0.0])

@@ -1,0 +1,201 @@
+"""What a learning routine walks over: its data, its plan, where it is and where it ends; and the batches of an epoch.
+
+Training and finetuning differ in this and in their hooks; the loop is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hezar_train.data import Source, Window
+from hezar_train.errors import ConfigError, DataError, NonFiniteError
+from hezar_train.loop import Context, Routine
+from hezar_train.plan import Plan
+from hezar_train.state import TrainerState
+
+__all__ = ["UNLIMITED", "Course", "EpochBatches"]
+
+UNLIMITED = 1 << 62
+
+
+@dataclass
+class Course:
+    """One learning routine: over which data, by which plan, from where to where."""
+
+    routine: Routine
+    source: Source
+    plan: Plan
+    state: TrainerState
+    last_step: int
+    num_epochs: int
+    weigh: Callable[[Window], Window]
+    batches_in_epoch: int = UNLIMITED
+    last_samples: float = math.inf
+    agree: Callable[[Any], float] = float
+    open_epoch: Generator[Any, None, None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        state = self.state
+        self._first = (state.samples_seen, state.loss_tracker_sum, state.global_step)
+
+    @property
+    def first_step(self) -> int:
+        """The step that the routine began after."""
+        return self._first[2]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples trained on since the routine began."""
+        return self.state.samples_seen - self._first[0]
+
+    @property
+    def loss_total(self) -> float:
+        """Weighted sum of the losses since the routine began."""
+        return self.state.loss_tracker_sum - self._first[1]
+
+    @property
+    def ends(self) -> bool:
+        """Tell whether the last update was the last one."""
+        state = self.state
+        is_done = state.global_step >= self.last_step or state.samples_seen >= self.last_samples
+        return state.stop_reason is not None or is_done
+
+    def announce(self, ctx: Context) -> None:
+        """Tell hooks how long the routine will be; what they assign at FIT_START counts."""
+        total = min(self.last_step, self.state.global_step + self.plan.total_steps) - self.state.global_step
+        per_epoch = max(1, self.plan.steps_in_epoch or total)
+        ctx.num_train_batch = min(per_epoch, total)
+        ctx.num_train_batch_last_epoch = total % per_epoch or per_epoch
+        ctx.num_train_epoch = min(self.num_epochs, max(self.plan.num_epochs, 1))
+        ctx.num_total_train_batch = total
+        self._announced = self._lengths(ctx)
+
+    def settle(self, ctx: Context) -> None:
+        """Take over the lengths that hooks assigned."""
+        told = self._lengths(ctx)
+        for name, value in told.items():
+            if value == self._announced[name]:
+                continue
+            if name == "num_train_epoch" and self.num_epochs < UNLIMITED:
+                self.num_epochs, self.last_step = value, UNLIMITED
+            elif name == "num_train_epoch":  # of one call among many
+                self.last_step = self._first[2] + value * (self.plan.steps_in_epoch or 1)
+            elif name == "num_total_train_batch":
+                self.num_epochs, self.last_step = UNLIMITED, self._first[2] + value
+            else:
+                self.batches_in_epoch = value
+
+    def enter_next_epoch(self) -> bool:
+        """Go to the next epoch if this one is finished; return False when there is none left."""
+        state = self.state
+        if state.epoch_finished:
+            if state.epoch >= self.num_epochs:
+                return False
+            state.update(epoch=state.epoch + 1, position=0, epoch_step=0, epoch_finished=False)
+        return True
+
+    def windows(self, epoch: int) -> Iterator[Window]:
+        """Yield the rest of an epoch, each window weighed before its first backward, until the routine ends."""
+        state = self.state
+        left = min(self.last_step - state.global_step, self.batches_in_epoch - state.epoch_step)
+        for window in self.source.windows(self.plan, epoch, state.position, left):
+            if self.ends:
+                return
+            yield self.weigh(self._shortened(window))
+
+    def leave_epoch(self) -> None:
+        """End the walk over an epoch's batches, also one that failed or was left early."""
+        if self.open_epoch is not None:
+            self.open_epoch.close()
+            self.open_epoch = None
+
+    def _shortened(self, window: Window) -> Window:
+        """Refuse to go past the last sample; only a run that changed its number of processes has one."""
+        if window.count > self.last_samples - self.state.samples_seen:
+            raise ConfigError(
+                "max_steps ended this run inside an update for the number of processes it began with; go on with that "
+                "number, or set another max_steps and accept_changes=True"
+            )
+        return window
+
+    def close_epoch(self, steps_before: int, *, saw_data: bool) -> None:
+        """Settle an epoch whose data has run out."""
+        state = self.state
+        went_on = state.global_step != steps_before
+        if not went_on and not saw_data and state.position == 0:
+            raise DataError(f"the training data gave no sample in epoch {state.epoch}: it is empty")
+        # no step: resumed exactly where a stream ended, or hooks that do not count
+        if not went_on or state.epoch_step >= self.batches_in_epoch:
+            state.epoch_finished = True
+
+    @staticmethod
+    def _lengths(ctx: Context) -> dict[str, int]:
+        return {name: ctx[name] for name in ("num_train_epoch", "num_total_train_batch", "num_train_batch")}
+
+
+class EpochBatches:
+    """The batches that are left of an epoch; walking over them is walking the loop.
+
+    Each batch comes after its BATCH_START; asking for the next one counts it and does what is due. Before that its loss
+    must have been noted, which every step does by itself.
+    """
+
+    def __init__(self, course: Course, ctx: Context, epoch: int) -> None:
+        self._course, self._ctx, self._epoch = course, ctx, epoch
+        self.saw_data = self._is_between = False
+
+    def __len__(self) -> int:
+        plan = self._course.plan
+        if plan.steps_in_epoch is None:
+            raise TypeError("the length of the training data is unknown")
+        return plan.steps_in_epoch
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        course = self._course
+        course.open_epoch = opened = self._walk()
+        return opened
+
+    def refuse_left_batch(self) -> None:
+        """Raise if the loop over the batches was left with one whose step is done, perhaps, and not counted."""
+        if self._is_between:
+            raise DataError(
+                "an overridden train_epoch() left its loop before the epoch's end, so its last batch was not counted. "
+                "To end the run there, call request_stop() and go on; for shorter epochs set max_steps."
+            )
+
+    def _refuse_non_finite(self, loss: Any) -> None:
+        if math.isfinite(loss):
+            return
+        state, samples = self._course.state, [int(i) for part in self._ctx.window.indices for i in part]
+        raise NonFiniteError(
+            f"loss {loss} in the update at step {state.global_step + 1} (epoch {state.epoch}), which was done by your "
+            "own code: the weights may be spoilt. The last checkpoint is intact.",
+            step=state.global_step + 1,
+            samples=samples,
+        )
+
+    def _walk(self) -> Generator[Any, None, None]:
+        ctx, course = self._ctx, self._course
+        own = ctx.__dict__
+        batches = course.routine.batches(course.windows(self._epoch), course.state.epoch_step)
+        try:
+            for batch in batches:
+                self.saw_data = True
+                own["is_loss_noted"] = own["applied"] = False
+                own["loss_value"] = None
+                self._is_between = True
+                yield batch
+                self._is_between = False
+                if not own["is_loss_noted"]:
+                    raise DataError(
+                        "a batch went by without a loss. An overridden train_epoch() calls self.run_step(), or its own "
+                        "code and then self.note_loss(loss)."
+                    )
+                if own["loss_value"] is None and own["closes_window"]:  # an update in the user's own way
+                    own["loss_value"], own["applied"] = course.agree(own["window_loss"]), True
+                    self._refuse_non_finite(own["loss_value"])
+        finally:
+            batches.close()

@@ -1,0 +1,132 @@
+"""Looking at data without learning from it: the walk behind evaluation and prediction.
+
+None of it is called by users.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hezar_train.data import (
+    preserved_randomness,
+    seed_device,
+    step_seed,
+    without_company,
+)
+from hezar_train.events import EventStorage
+from hezar_train.loop import HookSet, Routine
+from hezar_train.plan import one_pass
+from hezar_train.trainer.assembly import Assembly
+from hezar_train.trainer.checks import (
+    refuse_absent_best,
+)
+from hezar_train.trainer.course import UNLIMITED
+from hezar_train.trainer.evaluation import EvaluationReport, looking_only
+from hezar_train.trainer.prediction import write_predictions
+from hezar_train.types import Mode
+
+if TYPE_CHECKING:
+    pass
+
+
+__all__ = ["Looking"]
+
+
+class Looking(Assembly):
+    """The routines that look."""
+
+    if TYPE_CHECKING:
+
+        def _model_at_hand(self) -> AbstractContextManager[None]: ...
+
+    @contextmanager
+    def _tuned_for_evaluation(self) -> Iterator[None]:
+        """With `finetune_before_eval`, let the body see finetuned weights, which are gone afterwards."""
+        is_asked = self.config.finetune_before_eval and not self.only_for_eval
+        if not is_asked or self.ctx.get("mode") is Mode.FINETUNE:
+            yield
+            return
+        before = copy.deepcopy(self.model.state_dict())
+        try:
+            self.finetune()
+            yield
+        finally:
+            self.model.load_state_dict(before)
+
+    def _evaluate_one(self, data: Any, split: str, hooks: HookSet) -> EvaluationReport:
+        mode = Mode.VAL if split == "val" else Mode.TEST
+        self._look_through(data, Routine(self.ctx, hooks, mode, split), self.config.max_eval_batches)
+        return self._evaluation.report()
+
+    def _look_through(
+        self, data: Any, routine: Routine, max_batches: int | None = None, *, weighs: bool = True
+    ) -> None:
+        """Walk once over data, in order, without gradients and without moving the global generators."""
+        source = self._as_source(self.create_eval_dataloader(data), training=False)
+        plan = one_pass(source.num_samples, source.batch_size, self.runtime.num_processes)
+        total = plan.steps_in_epoch
+        self.progress.start_evaluation(total)
+        self._replicas.share_buffers()
+
+        def announce() -> None:
+            self.ctx[f"num_{routine.split}_batch"], self.ctx[f"num_{routine.split}_epoch"] = total, 1
+
+        try:
+            with (
+                EventStorage(),
+                preserved_randomness(),
+                looking_only(self.model),
+                routine.running(announce=announce),
+                routine.epoch(),
+            ):
+                seed_device(step_seed(self.config.seed, 0, self.runtime.rank), self.runtime.device)
+                windows = map(without_company, source.windows(plan, 0, 0, max_batches or UNLIMITED))
+                routine.walk(map(self._weigh_here, windows) if weighs else windows)  # predictions may lack labels
+        finally:
+            self.progress.end_evaluation()
+            source.close()
+
+    def _predict_together(self, data: Any, path: str | os.PathLike[str] | None) -> list[Any] | Path:
+        """Let each process predict its share; all get the list, and the main one writes the file."""
+        own: list[tuple[int, Any]] = []
+        self._prediction.sink = lambda number, value: own.append((number, value))
+        with self._model_at_hand():
+            self._look_through(data, Routine(self.ctx, self.hooks_in_predict, Mode.TEST, "test"), weighs=False)
+        gathered = self.runtime.processes.gather(own)
+        everyone = sorted((pair for part in gathered for pair in part), key=lambda pair: pair[0])
+        if path is None:
+            return [value for _, value in everyone]
+        self.runtime.processes.on_main(lambda: write_predictions(Path(path), everyone))
+        return Path(path)
+
+    def _foresee(self, batch: Any) -> dict[str, Any]:
+        """Run the model for its predictions alone; one that writes texts may not even run without labels."""
+        with torch.no_grad(), self._autocast():
+            return self._outputs_of(batch) if self._generate is None else {"generated": self._generate(batch)}
+
+    def _evaluate_for_record(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Evaluate; return the metrics, and what only a report shows."""
+        self._evaluation.may_be_abandoned = True
+        self.last_evaluation = {}
+        try:
+            with preserved_randomness(), looking_only(self.model):  # an override may draw, and forget the modes
+                seed_device(step_seed(self.config.seed, self.state.global_step, self.runtime.rank), self.runtime.device)
+                metrics = self.val_epoch() or {}
+                if self._tests_while_training():
+                    metrics |= {f"test.{name}": value for name, value in (self.test_epoch() or {}).items()}
+        finally:
+            self._evaluation.may_be_abandoned = False
+        if metrics:
+            refuse_absent_best(self.best_key, metrics)
+        shown = {name: (report.tables, report.worst_samples) for name, report in self.last_evaluation.items()}
+        return metrics, {
+            "tables": {name: tables for name, (tables, _) in shown.items()},
+            "worst_samples": {name: samples for name, (_, samples) in shown.items()},
+        }
