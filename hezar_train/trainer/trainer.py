@@ -254,6 +254,7 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
             outputs = self.run_step()
             if not ctx.is_loss_noted:  # an override that goes its own way
                 note_loss(ctx, outputs, "run_step")
+            del outputs  # else they would live through the next step
 
     def val_epoch(self) -> dict[str, float] | None:
         """Evaluate while training; an override returns metrics by name, or None if it has none."""

@@ -164,10 +164,12 @@ def test_a_crash_on_a_full_disk_leaves_the_earlier_checkpoint(
     changes = {"ballast": 100_000, "async_save": async_save}
     make_trainer(tmp_path / "unbroken", **changes).train()
     crash(make_trainer(tmp_path / "full", hooks=[file_limit, CrashAt(12, "on_batch_start")], **changes))
-    assert checkpoint_steps(tmp_path / "full") == [3]
+    kept = checkpoint_steps(tmp_path / "full")
+    # a save in the background may come to its writing only when the failed run has given the room back
+    assert kept == [3] or (async_save and kept == [3, 11])
     file_limit._give_back()
     trainer = make_trainer(tmp_path / "full", **changes)
-    assert trainer.state.global_step == 3
+    assert trainer.state.global_step == kept[-1]
     trainer.train()
     assert differences(tmp_path / "unbroken", tmp_path / "full") == []
 
