@@ -1,7 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 # the same examples in every run: a failure is found when the code changes, not on somebody else's day
 settings.register_profile("default", derandomize=True, deadline=None)
 settings.load_profile("default")
+
+MANY_PROCESSES = [Path(__file__).parent / name for name in ("distributed", "launch")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave what starts whole groups of processes to `make test-all`."""
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in MANY_PROCESSES):
+            item.add_marker(pytest.mark.slow)
