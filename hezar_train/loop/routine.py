@@ -36,6 +36,13 @@ class Routine:
         self._run_step = run_step or self._forward_and_backward
         self._calls = {moment: hooks.calls(moment) for moment in Moment}
         self.mode, self.split = mode, split
+        self._keep_at_hand()
+
+    def _keep_at_hand(self) -> None:
+        """Have what runs in every step without a look-up, which costs more than an empty moment."""
+        self.forward_calls = self._calls[Moment.BATCH_FORWARD]
+        self.backward_calls = self._calls[Moment.BATCH_BACKWARD]
+        self.update_calls = self._calls[Moment.UPDATE]
 
     def fire(self, moment: Moment) -> None:
         """Run a moment's hooks."""
@@ -89,6 +96,7 @@ class Routine:
         """Yield each micro-batch between its BATCH_START and its BATCH_END; the batch's variables end with it."""
         ctx = self._ctx
         own = ctx.__dict__  # written directly: this runs for every batch
+        names = own["_lives"][Lifecycle.BATCH]
         starts, ends = self._calls[Moment.BATCH_START], self._calls[Moment.BATCH_END]
         for window in windows:
             own["window"] = window
@@ -104,5 +112,5 @@ class Routine:
                     for call in ends:
                         call(ctx)
                 finally:
-                    for name in own["_lives"][Lifecycle.BATCH]:
+                    for name in names:
                         own.pop(name, None)

@@ -84,6 +84,7 @@ class TurnsRoutine(Routine):
         """Walk with the hooks of each model; `interact` says what follows each turn of a moment."""
         super().__init__(ctx, shared, Mode.TRAIN, split)
         self._calls = {moment: _flat(moment, shared, models, turns, interact(moment)) for moment in Moment}
+        self._keep_at_hand()
 
 
 def _flat(

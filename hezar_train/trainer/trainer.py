@@ -27,7 +27,7 @@ from hezar_train.data import (
 from hezar_train.errors import DataError, HookError, HookTypeError
 from hezar_train.events import CSV_FILE, EventStorage, load_csv
 from hezar_train.hooks import print_facts
-from hezar_train.loop import Context, Hook, HookSet, Moment, Routine
+from hezar_train.loop import Context, Hook, HookSet, Routine
 from hezar_train.metrics import MetricsHandler, settle_handler
 from hezar_train.runtime import build_runtime, prepare_model
 from hezar_train.state import TrainerState
@@ -279,8 +279,10 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
             ctx.window, ctx.batch_in_window, ctx.closes_window = self._weigh(Window(0, 0, False, [batch])), 0, True
         ctx.__dict__["batch"] = batch
         routine = self._routine or self._active()
-        routine.fire(Moment.BATCH_FORWARD)
-        routine.fire(Moment.BATCH_BACKWARD)
+        for call in routine.forward_calls:
+            call(ctx)
+        for call in routine.backward_calls:
+            call(ctx)
         if "outputs" not in ctx.__dict__:
             raise HookError(
                 "no hook ran the model at on_batch_forward. A hook set for one call may start as a copy: "
@@ -290,8 +292,10 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
 
     def optimization_step(self) -> None:
         """Update the weights and free the gradients, on the last micro-batch of a window."""
-        if self.ctx.closes_window:
-            (self._routine or self._active()).fire(Moment.UPDATE)
+        ctx = self.ctx
+        if ctx.closes_window:
+            for call in (self._routine or self._active()).update_calls:
+                call(ctx)
 
     def note_loss(self, loss: Any) -> None:
         """Tell the loss of the batch under way, for a step that is not done by the trainer's own methods."""
