@@ -99,15 +99,14 @@ class Plan:
         """Samples in one step, over all processes."""
         return self.batch_size * self.num_processes
 
-    def windows(self, position: int, steps_left: int, samples_left: float = math.inf) -> Iterator[WindowSpan]:
+    def windows(self, position: int, steps_left: int) -> Iterator[WindowSpan]:
         """Yield the rest of an epoch from any position, stopping (in a shortened window) when no steps are left."""
         end = self._end_of_epoch(position)
-        while position < end and steps_left > 0 and samples_left > 0:
-            count = int(min(self.window_samples, end - position, steps_left * self.step_samples, samples_left))
+        while position < end and steps_left > 0:
+            count = int(min(self.window_samples, end - position, steps_left * self.step_samples))
             num_steps = -(-count // self.step_samples)
             yield WindowSpan(position, count, num_steps, ends_epoch=position + count == end)
             position += count
-            samples_left -= count
             steps_left -= num_steps
 
     def _end_of_epoch(self, position: int) -> float:

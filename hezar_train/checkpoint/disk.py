@@ -24,6 +24,7 @@ __all__ = [
     "make_folder_durably",
     "remove_folder",
     "rename_durably",
+    "replace_file",
     "settle_folder",
     "write_file_durably",
 ]
@@ -49,6 +50,14 @@ def write_file_durably(path: Path, parts: Iterable[bytes | memoryview]) -> FileR
             size += len(chunk)
         os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())
+
+
+def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file whole or not at all, in place of one that may be there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)  # of a killed process
+    write_file_durably(temporary, parts)
+    rename_durably(temporary, path)
 
 
 def hash_file(path: Path) -> FileRecord:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hezar_train.checkpoint.disk import write_file_durably
+from hezar_train.checkpoint.disk import replace_file
 from hezar_train.checkpoint.modules import load_module_state, module_state
 from hezar_train.checkpoint.tensors import read_tensors, tensor_file
 from hezar_train.errors import CheckpointError
@@ -27,9 +27,7 @@ def save_round(path: Path, model: nn.Module, number: int) -> None:
     tensors, meta = module_state(model)
     note = json.dumps({"cur_round": number, "model": meta}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    write_file_durably(temporary, tensor_file({**tensors, NOTE: torch.tensor(list(note), dtype=torch.uint8)}))
-    temporary.replace(path)
+    replace_file(path, tensor_file({**tensors, NOTE: torch.tensor(list(note), dtype=torch.uint8)}))
 
 
 def load_round(path: Path, model: nn.Module) -> int:

@@ -24,7 +24,7 @@ from hezar_train.data.cuts import rank_ranges
 from hezar_train.data.fetch import Collator, Indices, MapDataset, WorkerPool, batch_fetcher, fetched
 from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.seeds import SeedStream, sample_seed, seed_python_numpy_torch
-from hezar_train.errors import DataError
+from hezar_train.errors import ConfigError, DataError
 from hezar_train.plan import Plan
 
 __all__ = ["MapSource", "Order", "SamplerSource", "Source", "StreamSource", "Window", "batch_length", "without_company"]
@@ -46,6 +46,10 @@ class Window:
     cursor: Any = None  # the data's own state after this window, for sources that are not a pure function
     weights: list[float] = field(default_factory=list)
     total_weight: float = 0.0
+
+    def samples(self) -> list[int]:
+        """Return the numbers of this process's samples, where they are known."""
+        return [int(index) for part in self.indices for index in part]
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,12 @@ class SamplerSource:
     def _grouped(
         self, plan: Plan, epoch: int, position: int, steps_left: int
     ) -> Iterator[tuple[int, Indices, tuple[Window, int]]]:
+        if self._has_batch_size and plan.window_samples % self.batch_size:
+            raise ConfigError(
+                f"global_batch_size={plan.window_samples} is no multiple of the DataLoader's batch_size="
+                f"{self.batch_size}, whose sampler keeps its place batch by batch. Change one of them, or pass the "
+                "dataset instead of the loader."
+            )
         cursor, self._cursor = self._cursor, None
         batches = _rest_of_epoch(self._owners, self._keeper, cursor, epoch, position, self._drawn)
         items = _single(batches) if self._has_batch_size else batches

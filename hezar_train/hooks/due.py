@@ -47,9 +47,12 @@ class Due:
     @property
     def run_ends(self) -> bool:
         """Tell whether this update is the last one."""
-        state = self._state
-        is_done = state.global_step >= self.last_step or state.samples_seen >= self.last_samples
-        return state.stop_reason is not None or is_done
+        return self._state.stop_reason is not None or self.is_at_end
+
+    @property
+    def is_at_end(self) -> bool:
+        """Tell whether the run has done all that was planned."""
+        return self._state.global_step >= self.last_step or self._state.samples_seen >= self.last_samples
 
     def at_batch_end(self, ctx: Context) -> None:
         """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""

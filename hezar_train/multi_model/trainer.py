@@ -405,7 +405,7 @@ class MultiModelTrainer(Trainer):
             f"gradient norm {norm}, loss {loss} of {name!r} at step {step}; it was not applied. Lower its learning "
             "rate, or set max_grad_norm; the last checkpoint is intact.",
             step=step,
-            samples=[int(index) for part in self.ctx.window.indices for index in part],
+            samples=self.ctx.window.samples(),
         )
 
     def _refuse_misnamed(self) -> None:

@@ -27,6 +27,7 @@ from hezar_train.data import (
 from hezar_train.errors import ConfigError
 from hezar_train.events import EventStorage, EventWriter
 from hezar_train.hooks import Due, Progress, StopFlag, Stopping
+from hezar_train.hooks.stopping import objective_of
 from hezar_train.loop import Context, Hook, HookSet, Moment, Routine
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import Schedule, build_momentum_schedule, build_optimizer, build_scheduler, watches_metric
@@ -279,14 +280,15 @@ class Assembly:
         return kwargs
 
     def _objective(self) -> str:
-        name = self.best_key.partition(".")[2]
-        for one in evaluation_sets(None, self.eval_dataset) if self.evaluates else ():
-            name = name.removeprefix(f"{one}.")  # of several sets, the set's name comes first
-        return "minimize" if name == "loss" else self.metrics_handler.objective(name)  # a handler knows its own metrics
+        return objective_of(self.best_key, self._set_names(), self.metrics_handler.objective)
 
     def _make_stopping(self) -> Stopping:
-        sets = list(evaluation_sets(None, self.eval_dataset)) if self.evaluates else []
-        return Stopping.from_config(self.config, sets, self.metrics_handler.output_keys, self.metrics_handler.objective)
+        handler = self.metrics_handler
+        return Stopping.from_config(self.config, self._set_names(), handler.output_keys, handler.objective)
+
+    def _set_names(self) -> list[str]:
+        """Name the sets that the run evaluates on; a single one has the empty name."""
+        return list(evaluation_sets(None, self.eval_dataset)) if self.evaluates else []
 
     def _make_snapshot(self) -> Snapshot:
         return Snapshot(

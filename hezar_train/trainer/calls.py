@@ -11,33 +11,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hezar_train.checkpoint import Checkpoint, RunLock, initial_weights, load_module_state
-from hezar_train.data import (
-    Source,
-)
-from hezar_train.errors import DataError, RunLockedError
+from hezar_train.data import Source
+from hezar_train.errors import DataError, RunLockedError, TrainingInterrupted
 from hezar_train.hooks import Progress
 from hezar_train.loop import HookSet, Routine
 from hezar_train.plan import Plan, carried_over
 from hezar_train.runtime import logger
-from hezar_train.trainer.checks import (
-    size_of,
-    tell_weights,
-)
+from hezar_train.trainer.checks import size_of, tell_weights
 from hezar_train.trainer.course import Course
 from hezar_train.trainer.records import Records
 from hezar_train.trainer.replanning import Replanning
 from hezar_train.trainer.resume import apply_accepted, find_checkpoint, refuse_changes, take_over
 from hezar_train.trainer.run import Run
 from hezar_train.types import Mode
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["Calls", "RoutineResult"]
 
@@ -192,10 +183,15 @@ class Calls(Replanning):
             self.progress.shown = self.metrics_handler.shown
             run = self._begin_run()
             self._windows_seen = 0
+            leaves_together = False
             try:
                 run.reserve_buffers()
                 yield run
                 run.log_rest()
+                leaves_together = True
+            except TrainingInterrupted:  # on which all processes have agreed
+                leaves_together = True
+                raise
             except KeyboardInterrupt:  # the second Ctrl-C: leave at once, what is saved is saved
                 run.abandon()
                 raise
@@ -203,7 +199,8 @@ class Calls(Replanning):
                 self._source.close()
                 run.finish()
                 self._known_steps = self._store.steps()
-            self.runtime.processes.wait()  # the launcher ends all when one has left; the main one may still write
+                if leaves_together:  # a launcher ends all when one has left, and the main one may still have written
+                    self.runtime.processes.wait()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -294,7 +291,7 @@ class Calls(Replanning):
         ended = state.epoch_finished and state.epoch >= self.plan.num_epochs
         reason = state.stop_reason or self.folder.recorded_stop_reason(state.global_step)
         stopped = reason is not None and not self.config.accept_changes
-        if not (self._due.run_ends or ended or stopped):
+        if not (self._due.is_at_end or ended or stopped):
             return False
         judged = self.folder.recorded_evaluation(state.global_step) if self.evaluates else {}
         return not state.evaluation_pending or judged is not None

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from hezar_train.checkpoint import WeightReport, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.hooks.stopping import metric_key_of
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import parameter_groups
 from hezar_train.plan import steps_of
@@ -136,24 +137,8 @@ def named_sets(default: Any, splits: Splits, asked: Any) -> list[NamedSet]:
 
 def best_key_of(config: TrainerConfig, handler: MetricsHandler, eval_dataset: Any) -> str:
     """Return the full name of the metric that decides the best model, checked against what there will be."""
-    evaluates = eval_dataset is not None
-    key = config.best_metric_key(evaluates)
-    sets = evaluation_sets(None, eval_dataset) if evaluates else {}
-    outputs = ["loss", *(handler.output_keys or [])]
-    bare = key.removeprefix("evaluation.")
-    is_named = bool(sets) and "" not in sets and key.startswith("evaluation.")
-    if is_named and not bare.startswith(tuple(f"{name}." for name in sets)):
-        key = f"evaluation.{next(iter(sets))}.{bare}"  # a metric without the name of a set is the first set's
-    if evaluates and handler.output_keys is None:
-        return key
-    known = ["train.loss", *(".".join(filter(None, ("evaluation", name, one))) for name in sets for one in outputs)]
-    if key not in known:
-        given = config.metric_for_best_model
-        raise ConfigError(
-            f"metric_for_best_model={given!r} is not a result of this run (task {config.task}). There will be: "
-            f"{choices(known)}.{suggestion(key, known)}"
-        )
-    return key
+    sets = [] if eval_dataset is None else list(evaluation_sets(None, eval_dataset))
+    return metric_key_of("metric_for_best_model", config.metric_for_best_model, sets, handler.output_keys)
 
 
 def one_set(default: Any, given: Any) -> Any:

@@ -169,7 +169,7 @@ class EpochBatches:
     def _refuse_non_finite(self, loss: Any) -> None:
         if math.isfinite(loss):
             return
-        state, samples = self._course.state, [int(i) for part in self._ctx.window.indices for i in part]
+        state, samples = self._course.state, self._ctx.window.samples()
         raise NonFiniteError(
             f"loss {loss} in the update at step {state.global_step + 1} (epoch {state.epoch}), which was done by your "
             "own code: the weights may be spoilt. The last checkpoint is intact.",

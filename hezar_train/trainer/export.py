@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from hezar_train.checkpoint import CONFIG_FILE, STATE_FILE, unwrap
-from hezar_train.checkpoint.disk import write_file_durably
+from hezar_train.checkpoint.disk import replace_file
 from hezar_train.checkpoint.tensors import tensor_file
 from hezar_train.config.files import write_atomically
 from hezar_train.trainer.saving import Snapshot
@@ -55,9 +55,7 @@ def export(path: Path, snapshot: Snapshot, dataset: Any, names: ExportNames) -> 
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    write_file_durably(temporary, tensor_file(tensors))
-    temporary.replace(path)
+    replace_file(path, tensor_file(tensors))
 
 
 def _save_own(config: Any, folder: Path, filename: str) -> None:

@@ -14,27 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hezar_train.data import (
-    preserved_randomness,
-    seed_device,
-    step_seed,
-    without_company,
-)
+from hezar_train.data import preserved_randomness, seed_device, step_seed, without_company
 from hezar_train.events import EventStorage
 from hezar_train.loop import HookSet, Routine
 from hezar_train.plan import one_pass
 from hezar_train.trainer.assembly import Assembly
-from hezar_train.trainer.checks import (
-    refuse_absent_best,
-)
+from hezar_train.trainer.checks import refuse_absent_best
 from hezar_train.trainer.course import UNLIMITED
 from hezar_train.trainer.evaluation import EvaluationReport, looking_only
 from hezar_train.trainer.prediction import write_predictions
 from hezar_train.types import Mode
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["Looking"]
 

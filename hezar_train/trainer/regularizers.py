@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.loop import Context
+from hezar_train.optim.lookup import import_dotted, is_dotted
 
 __all__ = ["Regularizer", "find_regularizer", "register_regularizer"]
 
@@ -26,14 +26,10 @@ def find_regularizer(name: str | None) -> Regularizer | None:
         return None
     if name in _REGISTERED:
         return _REGISTERED[name]
-    module, dot, attribute = name.rpartition(".")
-    if not dot:
+    if not is_dotted(name):
         raise ConfigError(
             f"regularizer={name!r} is not registered. Registered: {choices(_REGISTERED) or 'none'}."
             f"{suggestion(name, _REGISTERED)} Use register_regularizer(name, function) or a dotted path."
         )
-    try:
-        found: Regularizer = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"regularizer={name!r} cannot be imported: {error}") from error
+    found: Regularizer = import_dotted(name, setting="regularizer")
     return found

@@ -164,9 +164,8 @@ class Run:
         state = self.state
         value = found.get(state.metric_for_best_checkpoint or "", math.nan)
         state.update_best_results(value, self.objective, state.global_step)
-        if (
-            self.config.save_enabled and self.processes.is_main
-        ):  # also when it is no better: a full disk may have kept the file from being written
+        # also when it is no better: a full disk may have kept the file from being written
+        if self.config.save_enabled and self.processes.is_main:
             self.folder.write_best(state)
         if not math.isnan(value):
             self.schedule.after_evaluation(value)

@@ -143,7 +143,7 @@ class TrainSteps:
         if math.isfinite(loss) and (math.isfinite(grad_norm) or self._updater.skips_non_finite):
             return
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm} (loss {loss})"
-        samples = [int(i) for part in ctx.window.indices for i in part]
+        samples = ctx.window.samples()
         named = ", ".join(map(str, samples[:MAX_NAMED_SAMPLES])) or "not known: the data is a stream"
         more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
         raise NonFiniteError(

@@ -304,8 +304,7 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         """Run the model and its loss on a batch, without gradients."""
         with torch.no_grad(), self._autocast():
-            # The last batch's logits go now: held during the loss, they make the allocator give memory back and forth.
-            self.ctx.outputs = outputs = self._outputs_of(batch)
+            outputs = self._outputs_of(batch)
             if self._generate is not None:
                 outputs["generated"] = self._generate(batch)
             outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **others_of(batch))
