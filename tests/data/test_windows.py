@@ -21,7 +21,7 @@ from hezar_train.data import Order, Window, batch_length, open_source, preserved
 from hezar_train.data.fetch import as_it_is
 from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.windows import MapSource, SamplerSource, StreamSource
-from hezar_train.errors import DataError
+from hezar_train.errors import ConfigError, DataError
 from hezar_train.plan import Plan, make_plan
 
 UNLIMITED = 10**9
@@ -473,6 +473,13 @@ class TestSamplerSource:
 
         assert epoch(1, num_workers) == epoch(1, 0)
         assert epoch(1, 0) != epoch(2, 0)
+
+
+def test_a_window_that_would_end_inside_a_samplers_batch_is_refused() -> None:
+    loader = loader_of(Keeping(17), batch_size=4)
+    plan = make_plan(TrainerConfig(output_dir="run", batch_size=4, global_batch_size=6), 17)
+    with pytest.raises(ConfigError, match=r"global_batch_size=6 is no multiple of the DataLoader's batch_size=4"):
+        next(sampler_source(loader).windows(plan, 1, 0, 99))
 
 
 class Counter(IterableDataset[Any]):

@@ -404,3 +404,17 @@ def test_a_second_call_after_a_failure_inside_a_window_goes_on_from_the_last_upd
     assert tripped.state.global_step == whole.state.global_step == 10
     assert torch.equal(tripped.model.layer.weight, whole.model.layer.weight)  # type: ignore[union-attr, arg-type]
     assert (tmp_path / "tripped/ledger.jsonl").read_bytes() == (tmp_path / "whole/ledger.jsonl").read_bytes()
+
+
+def test_a_run_that_was_asked_to_stop_goes_on_if_changes_are_accepted(toy: Build) -> None:
+    class Enough(Hook):
+        def after_step(self) -> None:
+            if self.trainer.state.global_step == 3:
+                self.trainer.request_stop("enough")
+
+    toy(hooks=[Enough()]).train()
+    again = toy(resume_from_checkpoint=True)
+    assert (again.train().num_samples, again.state.global_step) == (0, 3)
+    overruled = toy(resume_from_checkpoint=True, accept_changes=True)
+    overruled.train()
+    assert overruled.state.global_step == 5
