@@ -92,8 +92,13 @@ class Routine:
             for _ in batches:
                 run_step()
 
-    def batches(self, windows: Iterable[Window], number_in_epoch: int = 0) -> Generator[Any, None, None]:
-        """Yield each micro-batch between its BATCH_START and its BATCH_END; the batch's variables end with it."""
+    def batches(
+        self, windows: Iterable[Window], number_in_epoch: int = 0, settle: Callable[[], None] | None = None
+    ) -> Generator[Any, None, None]:
+        """Yield each micro-batch between its BATCH_START and its BATCH_END; the batch's variables end with it.
+
+        Where something is learned, `settle` is called before the BATCH_END of a batch whose loss is not known by then.
+        """
         ctx = self._ctx
         own = ctx.__dict__  # written directly: this runs for every batch
         names = own["_lives"][Lifecycle.BATCH]
@@ -104,11 +109,14 @@ class Routine:
             for number, batch in enumerate(window.batches):
                 own["batch"], own["batch_in_window"], own["closes_window"] = batch, number, number == last
                 own["cur_batch_i"] = number_in_epoch
+                own["is_loss_noted"], own["loss_value"], own["applied"] = False, None, False
                 number_in_epoch += 1
                 try:
                     for call in starts:
                         call(ctx)
                     yield own["batch"]
+                    if settle is not None and (own["loss_value"] is None or not own["is_loss_noted"]):
+                        settle()
                     for call in ends:
                         call(ctx)
                 finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
 from hezar_train.data import Source, Window
@@ -35,6 +36,7 @@ class Course:
     batches_in_epoch: int = UNLIMITED
     last_samples: float = math.inf
     agree: Callable[[Any], float] = float
+    saw_data: bool = field(default=False, repr=False)
     open_epoch: Generator[Any, None, None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,10 +102,12 @@ class Course:
     def windows(self, epoch: int) -> Iterator[Window]:
         """Yield the rest of an epoch, each window weighed before its first backward, until the routine ends."""
         state = self.state
+        self.saw_data = False
         left = min(self.last_step - state.global_step, self.batches_in_epoch - state.epoch_step)
         for window in self.source.windows(self.plan, epoch, state.position, left):
             if self.ends:
                 return
+            self.saw_data = True
             yield self.weigh(self._shortened(window))
 
     def leave_epoch(self) -> None:
@@ -121,11 +125,11 @@ class Course:
             )
         return window
 
-    def close_epoch(self, steps_before: int, *, saw_data: bool) -> None:
+    def close_epoch(self, steps_before: int) -> None:
         """Settle an epoch whose data has run out."""
         state = self.state
         went_on = state.global_step != steps_before
-        if not went_on and not saw_data and state.position == 0:
+        if not went_on and not self.saw_data and state.position == 0:
             raise DataError(f"the training data gave no sample in epoch {state.epoch}: it is empty")
         # no step: resumed exactly where a stream ended, or hooks that do not count
         if not went_on or state.epoch_step >= self.batches_in_epoch:
@@ -145,7 +149,6 @@ class EpochBatches:
 
     def __init__(self, course: Course, ctx: Context, epoch: int) -> None:
         self._course, self._ctx, self._epoch = course, ctx, epoch
-        self.saw_data = self._is_between = False
 
     def __len__(self) -> int:
         plan = self._course.plan
@@ -155,16 +158,30 @@ class EpochBatches:
 
     def __iter__(self) -> Generator[Any, None, None]:
         course = self._course
-        course.open_epoch = opened = self._walk()
-        return opened
+        walk = course.routine.batches(course.windows(self._epoch), course.state.epoch_step, self._settle)
+        course.open_epoch = walk
+        return walk
 
     def refuse_left_batch(self) -> None:
         """Raise if the loop over the batches was left with one whose step is done, perhaps, and not counted."""
-        if self._is_between:
+        walk = self._course.open_epoch
+        if walk is not None and getgeneratorstate(walk) == GEN_SUSPENDED:
             raise DataError(
                 "an overridden train_epoch() left its loop before the epoch's end, so its last batch was not counted. "
                 "To end the run there, call request_stop() and go on; for shorter epochs set max_steps."
             )
+
+    def _settle(self) -> None:
+        """Read the loss of an update that was done in the user's own way."""
+        own = self._ctx.__dict__
+        if not own["is_loss_noted"]:
+            raise DataError(
+                "a batch went by without a loss. An overridden train_epoch() calls self.run_step(), or its own code and "
+                "then self.note_loss(loss)."
+            )
+        if own["closes_window"]:
+            own["loss_value"], own["applied"] = self._course.agree(own["window_loss"]), True
+            self._refuse_non_finite(own["loss_value"])
 
     def _refuse_non_finite(self, loss: Any) -> None:
         if math.isfinite(loss):
@@ -176,26 +193,3 @@ class EpochBatches:
             step=state.global_step + 1,
             samples=samples,
         )
-
-    def _walk(self) -> Generator[Any, None, None]:
-        ctx, course = self._ctx, self._course
-        own = ctx.__dict__
-        batches = course.routine.batches(course.windows(self._epoch), course.state.epoch_step)
-        try:
-            for batch in batches:
-                self.saw_data = True
-                own["is_loss_noted"] = own["applied"] = False
-                own["loss_value"] = None
-                self._is_between = True
-                yield batch
-                self._is_between = False
-                if not own["is_loss_noted"]:
-                    raise DataError(
-                        "a batch went by without a loss. An overridden train_epoch() calls self.run_step(), or its own "
-                        "code and then self.note_loss(loss)."
-                    )
-                if own["loss_value"] is None and own["closes_window"]:  # an update in the user's own way
-                    own["loss_value"], own["applied"] = course.agree(own["window_loss"]), True
-                    self._refuse_non_finite(own["loss_value"])
-        finally:
-            batches.close()

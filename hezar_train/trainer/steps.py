@@ -115,16 +115,17 @@ class TrainSteps:
 
     def backward(self, ctx: Context) -> None:
         """Add this micro-batch's share of the window's mean to the gradients."""
-        window: Window = ctx.window
-        share = share_of(window, ctx.batch_in_window)
-        loss = _trainable(ctx.loss) if share else _zero_through(ctx.outputs, ctx.loss)
+        own = ctx.__dict__
+        window, outputs, loss = own["window"], own["outputs"], own["loss"]
+        share = share_of(window, own["batch_in_window"])
+        loss = _trainable(loss) if share else _zero_through(outputs, loss)
         scaled = loss if share == 1.0 else loss * share
-        trained = scaled + self._regular_part(ctx, share) if "loss_regular" in ctx.__dict__ else scaled
+        trained = scaled + self._regular_part(ctx, share) if "loss_regular" in own else scaled
         if self._world > 1:
             trained = trained * self._world  # what the processes compute is averaged
         if trained.requires_grad:
             (trained if self._scaler is None else self._scaler.scale(trained)).backward()  # type: ignore[no-untyped-call]
-        ctx.outputs["loss"] = loss.detach()
+        outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
 
     def _regular_part(self, ctx: Context, share: float) -> torch.Tensor:
@@ -137,8 +138,8 @@ class TrainSteps:
         if self.replicas is not None:
             self.replicas.join_gradients()
         norm = self._updater.gradient_norm()
-        grad_norm, loss = self._read(norm, ctx.window_loss)
         own = ctx.__dict__
+        grad_norm, loss = self._read(norm, own["window_loss"])
         own["grad_norm"], own["loss_value"] = grad_norm, loss
         if math.isfinite(loss) and (math.isfinite(grad_norm) or self._updater.skips_non_finite):
             return
@@ -182,15 +183,16 @@ class TrainSteps:
         self._open_steps += 1
         if self.storage is not None:
             self.storage.step = state.global_step
-        if not ctx.closes_window:
+        own = ctx.__dict__
+        if not own["closes_window"]:
             return
         self._open_steps = 0
-        window: Window = ctx.window
+        window: Window = own["window"]
         state.position = window.first + window.count
         state.epoch_finished = window.ends_epoch
         state.samples_seen += window.count
-        state.update_step += ctx.applied
-        weighted = ctx.loss_value * window.total_weight
+        state.update_step += own["applied"]
+        weighted = own["loss_value"] * window.total_weight
         state.loss_tracker_sum += weighted
         state.loss_tracker_count += window.total_weight
         state.period_loss_sum += weighted
@@ -199,7 +201,7 @@ class TrainSteps:
             self.ledger.add(state.update_step, state.epoch, window.first, window.count)
         if self.storage is not None:
             self.storage.samples = state.samples_seen
-            self.storage.put_scalar("train.step_loss", ctx.loss_value)
+            self.storage.put_scalar("train.step_loss", own["loss_value"])
 
     def forget_open_window(self) -> None:
         """Take back the steps of a window that a failure left open: they changed no weight."""

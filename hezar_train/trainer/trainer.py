@@ -240,7 +240,7 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
             self.train_loader.refuse_left_batch()
         finally:
             course.leave_epoch()
-        course.close_epoch(before, saw_data=self.train_loader.saw_data)
+        course.close_epoch(before)
         return {"loss": course.state.loss_tracker_avg}
 
     def train_epoch(self) -> None:
@@ -265,30 +265,32 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
 
         An override may do all of it in its own way; it returns the loss, or outputs that hold it.
         """
-        outputs = self.training_step(self.ctx.batch)
-        if not self.ctx.is_loss_noted:  # an override, or another hook for the backward, that goes its own way
+        ctx = self.ctx
+        outputs = self.training_step(ctx.batch)
+        if not ctx.is_loss_noted:  # an override, or another hook for the backward, that goes its own way
             has_loss = not isinstance(outputs, Mapping) or "loss" in outputs
-            note_loss(self.ctx, outputs if has_loss else self.ctx.get("loss", outputs), "training_step")
+            note_loss(ctx, outputs if has_loss else ctx.get("loss", outputs), "training_step")
         self.optimization_step()
         return outputs
 
     def training_step(self, batch: Any) -> dict[str, Any]:
         """Run forward and backward on a batch; return the outputs with the loss, detached. No update happens here."""
-        ctx = self.ctx
-        if self._routine is None:  # called on its own, outside train()
+        ctx, routine = self.ctx, self._routine
+        own = ctx.__dict__
+        if routine is None:  # called on its own, outside train()
             ctx.window, ctx.batch_in_window, ctx.closes_window = self._weigh(Window(0, 0, False, [batch])), 0, True
-        ctx.__dict__["batch"] = batch
-        routine = self._routine or self._active()
+            routine = self._active()
+        own["batch"] = batch
         for call in routine.forward_calls:
             call(ctx)
         for call in routine.backward_calls:
             call(ctx)
-        if "outputs" not in ctx.__dict__:
+        if "outputs" not in own:
             raise HookError(
                 "no hook ran the model at on_batch_forward. A hook set for one call may start as a copy: "
                 "trainer.hooks_in_train.copy()."
             )
-        return ctx.outputs  # type: ignore[no-any-return]
+        return own["outputs"]  # type: ignore[no-any-return]
 
     def optimization_step(self) -> None:
         """Update the weights and free the gradients, on the last micro-batch of a window."""
