@@ -176,8 +176,8 @@ class EpochBatches:
         own = self._ctx.__dict__
         if not own["is_loss_noted"]:
             raise DataError(
-                "a batch went by without a loss. An overridden train_epoch() calls self.run_step(), or its own code and "
-                "then self.note_loss(loss)."
+                "a batch went by without a loss. An overridden train_epoch() calls self.run_step(), or its own code "
+                "and then self.note_loss(loss)."
             )
         if own["closes_window"]:
             own["loss_value"], own["applied"] = self._course.agree(own["window_loss"]), True
