@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all lint docs pace hooks evaluation kill clean
+.PHONY: help train test test-all lint docs pace hooks evaluation processes hub kill clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,13 @@ hooks: $(VENV)/.installed-recipes ## measure what the hook system costs in a ste
 
 evaluation: $(VENV)/.installed-recipes ## compare memory and pace of an evaluation with a loop written by hand
 	$(BIN)/python benchmarks/evaluation.py
+
+processes: $(VENV)/.installed-recipes ## compare one run on two processes with two runs, then kill ranks of a run
+	$(BIN)/python benchmarks/processes.py
+	$(BIN)/python benchmarks/elastic.py
+
+hub: $(VENV)/.installed-recipes ## start a Hub on this machine, to try pushing without an account
+	$(BIN)/python -m tests.hub.server
 
 kill: $(VENV)/.installed-recipes ## kill runs at random moments, go on, and compare with an unbroken run
 	$(BIN)/python benchmarks/kill.py

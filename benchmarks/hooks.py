@@ -37,6 +37,7 @@ from pace import MAX_GRAD_NORM, RATE, WORKLOADS, make_dataset, make_model
 from hezar_train import Trainer, TrainerConfig
 from hezar_train.data import Window
 from hezar_train.loop import Moment, Routine
+from hezar_train.plan import End
 from hezar_train.trainer.course import Course
 from hezar_train.types import Mode
 
@@ -45,7 +46,6 @@ LIMIT = 1.02
 MUCH_NOISE = 0.005
 PROFILE_LINES = 25
 LOOP, FLOOR, FLOOR_AGAIN = "loop", "by hand", "by hand again"
-NO_END = 1 << 62
 
 
 def make_trainer(folder: str) -> Trainer:
@@ -71,9 +71,10 @@ def start_of(trainer: Trainer, num_steps: int) -> Course:
     """Go back to the start of the epoch, for so many steps."""
     state = trainer.state
     state.update(epoch=1, position=0, epoch_step=0, epoch_finished=False)
-    trainer._due.last_step = NO_END  # else the last step of a round would be the end of a run
+    trainer._due.end = End()  # else the last step of a round would be the end of a run
     routine = Routine(trainer.ctx, trainer.hooks[Mode.TRAIN], Mode.TRAIN, "train")
-    return Course(routine, trainer._source, trainer.plan, state, state.global_step + num_steps, 1, trainer._weigh_first)
+    end = End(state.global_step + num_steps)
+    return Course(routine, trainer._source, trainer.plan, state, end, 1, trainer._weigh_first)
 
 
 @contextmanager

@@ -23,11 +23,12 @@ from hezar_train.config.names import is_dotted_path
 from hezar_train.errors import ConfigError, DataError
 
 __all__ = [
+    "UNLIMITED",
     "BatchAndEpochNumbers",
+    "End",
     "Plan",
     "WindowSpan",
     "calculate_batch_epoch_num",
-    "carried_over",
     "exactness_changes",
     "is_due",
     "make_plan",
@@ -35,6 +36,21 @@ __all__ = [
     "schedule_changes",
     "steps_of",
 ]
+
+
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class End:
+    """Where learning ends: after a step or a sample, or, with neither, with its epochs."""
+
+    step: int = UNLIMITED
+    samples: int = UNLIMITED
+
+    def is_reached(self, step: int, samples: int) -> bool:
+        """Tell whether a run that has come so far is at its end."""
+        return step >= self.step or samples >= self.samples
 
 
 class WindowSpan(NamedTuple):
@@ -91,23 +107,59 @@ class Plan:
     total_ticks: int
     """Ticks of the schedule in the whole run, at least 1."""
 
+    counted_steps: int = 0
+    """Steps of the run, or of a call, as the config counts them: with `global_batch_size` those of one process."""
+
     last_samples: int | None = None
-    """Samples after which the run ends, where steps and not epochs end it."""
+    """Samples after which the run ends, where steps and not epochs end it and their size depends on the processes."""
 
     @property
     def step_samples(self) -> int:
         """Samples in one step, over all processes."""
         return self.batch_size * self.num_processes
 
-    def windows(self, position: int, steps_left: int) -> Iterator[WindowSpan]:
-        """Yield the rest of an epoch from any position, stopping (in a shortened window) when no steps are left."""
+    def windows(self, position: int, steps_left: int, samples_left: int = UNLIMITED) -> Iterator[WindowSpan]:
+        """Yield the rest of an epoch from any position, stopping (in a shortened window) when no more are left."""
         end = self._end_of_epoch(position)
-        while position < end and steps_left > 0:
-            count = int(min(self.window_samples, end - position, steps_left * self.step_samples))
+        while position < end and steps_left > 0 and samples_left > 0:
+            count = int(min(self.window_samples, end - position, steps_left * self.step_samples, samples_left))
             num_steps = -(-count // self.step_samples)
             yield WindowSpan(position, count, num_steps, ends_epoch=position + count == end)
             position += count
             steps_left -= num_steps
+            samples_left -= count
+
+    def samples_of(self, position: int, steps: int) -> int:
+        """Return the samples that so many steps of one process take from a position on, over epoch ends."""
+        rest = self._end_of_epoch(position) - position
+        needed = self._steps_for(rest, self.batch_size)
+        if steps <= needed:
+            whole_windows, steps = divmod(steps, -(-self.window_samples // self.batch_size))
+            in_last = min(steps * self.batch_size, self.window_samples)
+            return int(min(rest, whole_windows * self.window_samples + in_last))
+        in_epoch = int(self._end_of_epoch(0))
+        epochs, steps = divmod(steps - int(needed), int(self._steps_for(in_epoch, self.batch_size)))
+        return int(rest) + epochs * in_epoch + (self.samples_of(0, steps) if steps else 0)
+
+    def spread_over(self, num_processes: int) -> Plan:
+        """Return the same updates, each cut into steps for so many processes."""
+        plan = dataclasses.replace(self, num_processes=num_processes)
+        samples, in_epoch = self.samples_of(0, self.counted_steps), self._end_of_epoch(0)
+        epochs, rest = divmod(samples, in_epoch)
+        per_epoch = plan._steps_for(in_epoch, plan.step_samples)
+        return dataclasses.replace(
+            plan,
+            accumulation=-(-self.window_samples // plan.step_samples),
+            steps_in_epoch=None if self.num_samples is None else int(per_epoch),
+            total_steps=int((epochs * per_epoch if epochs else 0) + plan._steps_for(rest, plan.step_samples)),
+        )
+
+    def _steps_for(self, samples: float, step_samples: int) -> float:
+        """Return the steps for samples from a window's start on."""
+        if samples == math.inf:
+            return math.inf
+        whole_windows, rest = divmod(samples, self.window_samples)
+        return whole_windows * -(-self.window_samples // step_samples) - (-rest // step_samples)
 
     def _end_of_epoch(self, position: int) -> float:
         if self.num_samples is None:
@@ -126,6 +178,7 @@ class Plan:
         fields = dataclasses.fields(cls)
         if missing := [one.name for one in fields if one.name not in values and one.default is dataclasses.MISSING]:
             raise ConfigError(f"the plan lacks {', '.join(missing)}")
+        values = {"counted_steps": values["total_steps"], **values}  # which older plans do not have
         return cls(**{one.name: values[one.name] for one in fields if one.name in values})
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -146,7 +199,7 @@ def one_pass(num_samples: int | None, batch_size: int, num_processes: int = 1) -
         num_samples=num_samples, num_processes=num_processes, batch_size=batch_size, accumulation=1, num_epochs=1,
         drop_last=False, window_samples=step_samples, steps_in_epoch=steps or None, updates_in_epoch=steps or None,
         total_steps=steps, total_updates=steps, log_updates=None, save_updates=None, eval_updates=None,
-        schedule_updates=None, total_ticks=1,
+        schedule_updates=None, total_ticks=1, counted_steps=steps,
     )  # fmt: skip
 
 
@@ -158,19 +211,28 @@ def is_due(period: int | None, update_step: int) -> bool:
 def make_plan(
     config: TrainerConfig, num_samples: int | None, num_processes: int = 1, batch_size: int | None = None
 ) -> Plan:
-    """Work out a run; `num_samples` None is a stream, and `batch_size` overrides the config's."""
+    """Work out a run; `num_samples` None is a stream, and `batch_size` overrides the config's.
+
+    With `global_batch_size` it is the run of one process, cut for more of them: only the steps are others.
+    """
     batch_size = config.batch_size if batch_size is None else batch_size
+    if config.global_batch_size is None:
+        return _plan_for(config, num_samples, num_processes, batch_size)
+    plan = _plan_for(config, num_samples, 1, batch_size)
+    if config.local_update_steps is None and (config.max_steps is not None or num_samples is None):
+        plan = dataclasses.replace(plan, last_samples=plan.samples_of(0, plan.counted_steps))
+    return plan if num_processes == 1 else plan.spread_over(num_processes)
+
+
+def _plan_for(config: TrainerConfig, num_samples: int | None, num_processes: int, batch_size: int) -> Plan:
     step_samples = batch_size * num_processes
     accumulation, window_samples = _window(config, step_samples)
     epoch = _Epoch.cut(config, num_samples, step_samples, window_samples)
     total_steps = _total_steps(config, epoch)
     total_updates = _total_updates(total_steps, epoch, accumulation)
 
-    # with a global batch, periods are those of one process, so that they are the same on any number of them
-    alone = accumulation if config.global_batch_size is None else -(-config.global_batch_size // batch_size)
-
     def updates(steps: float | None) -> int | None:
-        return _period_in_updates(steps, total_steps, alone)
+        return _period_in_updates(steps, total_steps, accumulation)
 
     schedule_updates = updates(config.lr_scheduling_steps)
     _refuse_schedule_of_one_call(config)
@@ -191,7 +253,7 @@ def make_plan(
         eval_updates=updates(config.eval_steps) if config.do_evaluate is not False else None,
         schedule_updates=schedule_updates,
         total_ticks=_total_ticks(config, epoch, total_steps, total_updates, schedule_updates),
-        last_samples=_last_samples(config, epoch, total_steps, step_samples, window_samples),
+        counted_steps=total_steps,
     )
 
 
@@ -209,14 +271,6 @@ def _refuse_schedule_of_one_call(config: TrainerConfig) -> None:
             )
 
 
-def carried_over(plan: Plan, old: Plan) -> Plan:
-    """Return the plan of a run that goes on with another number of processes: what counts in updates stays."""
-    if plan.num_processes == old.num_processes or plan.window_samples != old.window_samples:
-        return plan
-    kept = ("total_updates", "log_updates", "save_updates", "eval_updates", "schedule_updates", "total_ticks")
-    return dataclasses.replace(plan, last_samples=old.last_samples, **{name: getattr(old, name) for name in kept})
-
-
 def _window(config: TrainerConfig, step_samples: int) -> tuple[int, int]:
     """Return the steps and the samples of a whole window."""
     if config.global_batch_size is None:
@@ -229,7 +283,6 @@ class _Epoch(NamedTuple):
 
     num_steps: int
     num_updates: int
-    num_samples: int
 
     @classmethod
     def cut(
@@ -243,14 +296,14 @@ class _Epoch(NamedTuple):
         num_updates, rest = divmod(num_samples, window_samples)
         num_steps = num_updates * -(-window_samples // step_samples)
         if not config.drop_last:
-            return cls(num_steps - (-rest // step_samples), num_updates + (rest > 0), num_samples)
+            return cls(num_steps - (-rest // step_samples), num_updates + (rest > 0))
         if num_updates == 0:
             raise ConfigError(
                 f"drop_last=True drops all of the training data: {num_samples} samples do not fill one update of "
                 f"{window_samples} (batch_size x processes x gradient_accumulation_steps, or global_batch_size). Lower "
                 "one of these, or set drop_last=False."
             )
-        return cls(num_steps, num_updates, num_updates * window_samples)
+        return cls(num_steps, num_updates)
 
 
 def _total_steps(config: TrainerConfig, epoch: _Epoch | None) -> int:
@@ -319,18 +372,6 @@ def steps_of(given: float, whole: int) -> int:
     if isinstance(given, float):
         return max(1, math.ceil(Fraction(repr(float(given))) * whole))  # 0.7 * 10 in floats is more than 7
     return given
-
-
-def _last_samples(
-    config: TrainerConfig, epoch: _Epoch | None, total_steps: int, step_samples: int, window_samples: int
-) -> int | None:
-    """Return the samples that `max_steps` leaves; None where epochs end the run, or each call ends itself."""
-    if config.local_update_steps is not None or (epoch is not None and config.max_steps is None):
-        return None
-    whole_epochs, rest = divmod(total_steps, epoch.num_steps) if epoch else (0, total_steps)
-    whole_windows, rest = divmod(rest, -(-window_samples // step_samples))
-    in_epoch = whole_windows * window_samples + rest * step_samples
-    return in_epoch if epoch is None else whole_epochs * epoch.num_samples + min(in_epoch, epoch.num_samples)
 
 
 def _total_updates(total_steps: int, epoch: _Epoch | None, accumulation: int) -> int:
@@ -456,11 +497,12 @@ def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[s
 
 
 def _pace_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> Iterator[str]:
-    """Tell of a pace that is a share of the run, where the share is as before but the run is not."""
-    share = new.get("lr_scheduling_steps")
-    if isinstance(share, float) and share == old.get("lr_scheduling_steps"):
+    """Tell of a pace in updates that is another one, though the config says the same."""
+    default = TrainerConfig.fields()["lr_scheduling_steps"].default
+    steps = new.get("lr_scheduling_steps", default)
+    if steps == old.get("lr_scheduling_steps", default):
         yield from _change(
-            f"updates between ticks of the schedule (lr_scheduling_steps={share!r})",
+            f"updates between ticks of the schedule (lr_scheduling_steps={steps!r})",
             old_plan.schedule_updates,
             new_plan.schedule_updates,
         )

@@ -87,6 +87,9 @@ class TrainerState:
     call_end: int | None = None
     """Step that ends the call of train() under way, where a call does only a part of the run."""
 
+    call_last_samples: int | None = None
+    """Samples consumed when that call ends, where they and not steps end it."""
+
     call_first_samples: int = 0
     """Samples consumed before that call."""
 

@@ -13,6 +13,8 @@ A run keeps its checkpoints in one folder, each in a folder named after its step
         preprocessor/ ...        whatever the caller's folder writers wrote
         manifest.json            {"format": 1, "step": 120, "files": {path: {"size", "sha256"}}, "sha256": of all this}
 
+Where processes have a share of the model each, theirs lie beside them (`shards.py`), under the same manifest.
+
 In `trainer_state.json`, "state" is the trainer's state; "model" says which names are tied (`aliases`), which modules
 have a state of a later form (`versions`), and what modules keep besides tensors (`extra`); "optimizer" and "extra" are
 the trees of state dicts with each tensor replaced by its name. Plain JSON stands for itself and every other type has a
@@ -63,7 +65,10 @@ from hezar_train.checkpoint.contents import Checkpoint, Parts
 from hezar_train.checkpoint.lock import RunLock
 from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, verify
 from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
-from hezar_train.checkpoint.rounds import load_round, save_round
+from hezar_train.checkpoint.rounds import load_round, round_tensors, save_round, write_round
+from hezar_train.checkpoint.sharded import export_model, gather_shards, gather_whole, load_shards, share_of
+from hezar_train.checkpoint.shards import local_part, whole
+from hezar_train.checkpoint.shared_store import SavingGroup, SharedStore
 from hezar_train.checkpoint.snapshot import SnapshotBuffers
 from hezar_train.checkpoint.store import CheckpointStore, Rejected, to_delete
 from hezar_train.checkpoint.tensors import read_tensors
@@ -85,17 +90,28 @@ __all__ = [
     "Parts",
     "Rejected",
     "RunLock",
+    "SavingGroup",
+    "SharedStore",
     "SnapshotBuffers",
     "WeightReport",
+    "export_model",
+    "gather_shards",
+    "gather_whole",
     "initial_weights",
     "load_module_state",
     "load_round",
+    "load_shards",
+    "local_part",
     "module_state",
     "pack",
     "read_tensors",
+    "round_tensors",
     "save_round",
+    "share_of",
     "to_delete",
     "unpack",
     "unwrap",
     "verify",
+    "whole",
+    "write_round",
 ]

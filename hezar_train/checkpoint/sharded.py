@@ -35,13 +35,24 @@ from hezar_train.checkpoint.shards import (
     local_part,
     place_of,
     stored_names,
+    whole,
     write_shards,
 )
 from hezar_train.checkpoint.tensors import read_tensors, tensor_file
 from hezar_train.checkpoint.trees import pack, tensor_names, unpack
 from hezar_train.errors import CheckpointError
 
-__all__ = ["ShardedParts", "as_shards", "export_model", "gather_shards", "load_shards"]
+__all__ = [
+    "ShardedParts",
+    "as_shards",
+    "as_whole",
+    "export_model",
+    "gather_shards",
+    "gather_whole",
+    "load_shards",
+    "load_whole",
+    "share_of",
+]
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,34 @@ def gather_shards(
     )
 
 
+def gather_whole(
+    model: nn.Module,
+    optimizer: Any,
+    state: dict[str, Any],
+    texts: Mapping[str, str],
+    extra: Any = None,
+    folders: Mapping[str, Callable[[Path], None]] | None = None,
+    before_commit: Callable[[], None] | None = None,
+    *,
+    is_kept: bool,
+) -> Parts:
+    """Collect everything as `Parts.gather` does, put together of all processes' shards, where it `is_kept`.
+
+    One tensor after another becomes whole, and goes to the host or is let go.
+    """
+
+    def settled(tensor: Tensor) -> Tensor:
+        if place_of(tensor) is None:
+            return tensor
+        found = whole(tensor)
+        return found.cpu() if is_kept else found.new_empty(0)
+
+    packed, tensors = pack(optimizer)
+    joined = unpack(packed, {name: settled(tensor) for name, tensor in tensors.items()})
+    with _seen_as(model, settled):
+        return Parts.gather(model, joined, state, texts, extra, folders, before_commit)
+
+
 def load_shards(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer | None = None) -> None:
     """Load what this process holds, of the model and the optimizer, from any checkpoint; nothing is sent."""
     sections = json.loads(checkpoint.text(STATE_FILE))
@@ -121,6 +160,14 @@ def load_shards(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer |
         ) from error
 
 
+def load_whole(model: nn.Module, tensors: Mapping[str, Tensor], meta: Any) -> None:
+    """Load whole tensors as `load_module_state` does, into a model of which this process may hold a part."""
+    with as_shards(model) as places:
+        boxes = {name: _box(tuple(tensor.shape), places.get(name)) for name, tensor in tensors.items()}
+        cut = {name: tensor[boxes[name].slices(Box.whole(tuple(tensor.shape)))] for name, tensor in tensors.items()}
+        load_module_state(model, cut, meta)
+
+
 def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
     """Write the model of a checkpoint as one plain safetensors file; one process does it, in its own memory."""
     target = Path(path)
@@ -133,27 +180,55 @@ def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def share_of(sharded: Tensor, value: Tensor) -> Tensor:
+    """Return the share of a whole value, cut as a tensor of its shape is; of a plain tensor, all of it."""
+    place = place_of(sharded)
+    return value if place is None else _like(sharded, value[place.box.slices(Box.whole(place.shape))].clone())
+
+
 @contextlib.contextmanager
 def as_shards(module: nn.Module) -> Iterator[dict[str, Place]]:
     """Let a module's state dict hold its shards instead of sharded tensors, both ways; yield their places by name."""
     bare = unwrap(module)
-    names = module_names(bare)
-    sharded = {name: value for name, value in nn.Module.state_dict(bare).items() if isinstance(value, Tensor)}
-    sharded = {name: value for name, value in sharded.items() if place_of(value) is not None}
-
-    def cut(_module: nn.Module, state: dict[str, Any], *_: Any) -> None:
-        state.update({name: local_part(state[name]) for name in sharded})
+    names, sharded = module_names(bare), _sharded_state(bare)
 
     def join(_module: nn.Module, state: dict[str, Any], *_: Any) -> None:
-        state.update({name: _like(whole, state[name]) for name, whole in sharded.items()})
+        state.update({name: _like(one, state[name]) for name, one in sharded.items()})
 
-    cutting = bare.register_state_dict_post_hook(cut)  # type: ignore[no-untyped-call]
     joining = bare.register_load_state_dict_pre_hook(join)  # type: ignore[no-untyped-call]
     try:
-        yield _places({clean: sharded[name] for clean, name in names.items() if name in sharded})
+        with _seen_as(bare, local_part):
+            yield _places({clean: sharded[name] for clean, name in names.items() if name in sharded})
     finally:
-        cutting.remove()
         joining.remove()
+
+
+def as_whole(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Let a module's state dict hold whole tensors, gathered by all processes together, instead of sharded ones."""
+    return _seen_as(module, whole)
+
+
+@contextlib.contextmanager
+def _seen_as(module: nn.Module, form: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let a module's state dict hold another form of its sharded tensors, tied ones as one."""
+    bare = unwrap(module)
+    sharded = _sharded_state(bare)
+
+    def replace(_module: nn.Module, state: dict[str, Any], *_: Any) -> None:
+        formed = {one: form(one) for one in dict.fromkeys(sharded.values())}
+        state.update({name: formed[one] for name, one in sharded.items()})
+
+    replacing = bare.register_state_dict_post_hook(replace)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        replacing.remove()
+
+
+def _sharded_state(bare: nn.Module) -> dict[str, Tensor]:
+    """Return the sharded parameters by the names of the state dict; a tied one is the same object under each."""
+    state = nn.Module.state_dict(bare, keep_vars=True)
+    return {name: one for name, one in state.items() if isinstance(one, Tensor) and place_of(one) is not None}
 
 
 class _Source:
@@ -193,10 +268,10 @@ class _Source:
         boxes = {name: _box(shape, places.get(name)) for name, shape in shapes.items()}
         tensors = self._index.read(part, boxes)
         for batch in _batches(names - shapes.keys(), one_by_one=set() if shapes else set(places)):
-            for name, whole in read_tensors(self._folder / FILES[part], batch).items():
-                shapes[name] = shape = tuple(whole.shape)
+            for name, found in read_tensors(self._folder / FILES[part], batch).items():
+                shapes[name] = shape = tuple(found.shape)
                 box = _box(shape, places.get(name))
-                tensors[name] = whole if box.sizes == shape else whole[box.slices(Box.whole(shape))].clone()
+                tensors[name] = found if box.sizes == shape else found[box.slices(Box.whole(shape))].clone()
         return tensors, shapes
 
 
@@ -224,11 +299,11 @@ def _like(sharded: Any, local: Tensor) -> Tensor:
     return _distributed(sharded, local, sharded.placements, **form)
 
 
-def _replicated(sharded: Any, whole: Tensor) -> Tensor:
+def _replicated(sharded: Any, values: Tensor) -> Tensor:
     """Make a tensor of which every process has all, on the mesh of another one."""
     from torch.distributed.tensor import Replicate
 
-    return _distributed(sharded, whole, [Replicate()] * sharded.device_mesh.ndim)
+    return _distributed(sharded, values, [Replicate()] * sharded.device_mesh.ndim)
 
 
 def _distributed(sharded: Any, local: Tensor, placements: Any, **form: Any) -> Tensor:

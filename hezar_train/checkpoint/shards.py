@@ -7,7 +7,7 @@ This module owns the shard files of a checkpoint. Process 2 of 3 writes
     shards-00002-of-00003.json                    {"model": {name: {"dtype", "shape", "offsets", "sizes"}}, ...}
 
 so a reader with any number of processes finds the boxes that overlap its own, and reads no others. It refuses to
-hand out a box that the files do not cover. Nothing here talks to another process.
+hand out a box that the files do not cover. Nothing here talks to another process, but for `whole`.
 
 Torch's own sharded writer (`HuggingFaceStorageWriter`) is not used: its plan travels between the processes as a
 pickle, it cannot store tied weights, and it neither hashes what it writes nor survives a file that shrinks.
@@ -32,7 +32,7 @@ from hezar_train.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE, read_man
 from hezar_train.checkpoint.tensors import read_tensors, tensor_file
 from hezar_train.errors import CheckpointError
 
-__all__ = ["FILES", "Box", "Place", "ShardIndex", "local_part", "place_of", "stored_names", "write_shards"]
+__all__ = ["FILES", "Box", "Place", "ShardIndex", "local_part", "place_of", "stored_names", "whole", "write_shards"]
 
 FILES = {"model": MODEL_FILE, "optimizer": OPTIMIZER_FILE}
 INDEX_NAME = re.compile(r"shards-(\d{5,}-of-\d{5,})\.json")
@@ -99,6 +99,15 @@ def local_part(tensor: Tensor) -> Tensor:
     sharded: Any = tensor.detach()
     local: Tensor = sharded.to_local()
     return local
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all values of a tensor of which this process may hold a part; all processes call this together."""
+    if not _is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    found: Tensor = sharded.full_tensor()
+    return found
 
 
 def write_shards(draft: Draft, number: str, shards: Mapping[str, dict[str, tuple[Tensor, Place]]]) -> None:

@@ -6,6 +6,7 @@ pickles and a source of which nothing fits.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from hezar_train.checkpoint.contents import Checkpoint
 from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE
 from hezar_train.checkpoint.modules import module_names, stored_state, tied_names, unwrap
+from hezar_train.checkpoint.sharded import share_of
+from hezar_train.checkpoint.shards import local_part
 from hezar_train.checkpoint.store import CheckpointStore
 from hezar_train.checkpoint.tensors import read_tensors
 from hezar_train.errors import CheckpointError
@@ -26,6 +29,7 @@ __all__ = ["WeightReport", "initial_weights"]
 
 PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar"})
 CHECKPOINTS_FOLDER = "checkpoints"
+INDEX_SUFFIX = ".safetensors.index.json"
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +57,13 @@ def initial_weights(module: nn.Module, path: str | os.PathLike[str]) -> WeightRe
             f"init_weights_from={str(source)!r}: none of its {len(tensors)} tensors has the name and shape of one of "
             f"the model's {len(ours)}. It has {_some(tensors)}; the model has {_some(ours)}."
         )
-    nn.Module.load_state_dict(bare, OrderedDict((names[name], tensors[name]) for name in fitting), strict=False)
+    loadable = OrderedDict((names[name], share_of(ours[name], tensors[name])) for name in fitting)
+    nn.Module.load_state_dict(bare, loadable, strict=False)
     return _report(ours, tensors, fitting)
 
 
 def _report(ours: dict[str, Any], theirs: dict[str, Tensor], fitting: set[str]) -> WeightReport:
-    ties = tied_names(ours)
+    ties = tied_names({name: local_part(tensor) for name, tensor in ours.items()})
     # A tied tensor is loaded once one of its names is: many files hold only one of them.
     loaded_memory = {ties.get(name, name) for name in fitting}
     loaded = [name for name in ours if ties.get(name, name) in loaded_memory]
@@ -90,7 +95,23 @@ def _read(source: Path) -> dict[str, Tensor]:
 def _read_file(source: Path) -> dict[str, Tensor]:
     if source.suffix in PICKLE_SUFFIXES:
         raise _pickle_refused(source)
+    if source.name.endswith(INDEX_SUFFIX):
+        return _read_index(source)
     return read_tensors(source)
+
+
+def _read_index(index: Path) -> dict[str, Tensor]:
+    """Read weights that lie in several files beside their index."""
+    try:
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is no index of safetensors files: {error}") from error
+    tensors: dict[str, Tensor] = {}
+    for name in files:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index} names {name!r}; expected safetensors files beside it")
+        tensors |= read_tensors(index.parent / name)
+    return tensors
 
 
 def _read_newest(store: CheckpointStore) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from hezar_train.checkpoint.contents import Parts
 from hezar_train.checkpoint.disk import free_bytes, is_disk_full
@@ -31,10 +31,18 @@ logger = logging.getLogger(__name__)
 class CheckpointWriter:
     """Write checkpoints into a store and keep the newest `keep` of them (all of them if None)."""
 
-    def __init__(self, store: CheckpointStore, background: bool = True, keep: int | None = None) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        background: bool = True,
+        keep: int | None = None,
+        on_saved: Callable[[int], None] | None = None,
+    ) -> None:
+        """Call `on_saved` with the step of each checkpoint that is on disk and verified, in the writing thread."""
         self.store = store
         self.background = background
         self.keep = keep
+        self._on_saved = on_saved
         self.failed_saves = 0
         self.last_step: int | None = None
         self._buffers = SnapshotBuffers()
@@ -101,6 +109,8 @@ class CheckpointWriter:
     def _write(self, step: int, parts: Parts, protect: Collection[int]) -> None:
         self.store.confirm(self.store.publish(step, functools.partial(_write_if_room, parts), parts.before_commit))
         self.last_step = step
+        if self._on_saved is not None:
+            self._on_saved(step)
         # Only now, with the new one read back: what is deleted before is missed after.
         self.store.prune(self.keep, {*protect, step})
 

@@ -21,7 +21,7 @@ from typing import Any
 from hezar_train.config.files import parse_yaml
 from hezar_train.errors import ConfigError
 
-__all__ = ["add_arguments", "given_arguments"]
+__all__ = ["add_arguments", "field_meanings", "given_arguments"]
 
 NOTHING = ("None", "none")
 """How people write YAML's null."""
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, config_class: type) -> argpar
     A flag that is not used leaves no trace, so a default is the config's, or that of a file read before.
     """
     group = parser.add_argument_group(config_class.__name__)
-    meanings, hints = dict(_meanings(config_class)), typing.get_type_hints(config_class)
+    meanings, hints = dict(field_meanings(config_class)), typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
         kinds = _kinds(hints[field.name])
         group.add_argument(
@@ -92,7 +92,7 @@ def _help(meaning: str, field: dataclasses.Field[Any]) -> str:
     return f"{meaning} ({told})".strip().replace("%", "%%")
 
 
-def _meanings(config_class: type) -> Iterator[tuple[str, str]]:
+def field_meanings(config_class: type) -> Iterator[tuple[str, str]]:
     """Yield each field's name and the sentence beneath it; none where there is no source to read."""
     for group in reversed(config_class.__mro__[:-1]):
         try:

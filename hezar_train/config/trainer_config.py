@@ -22,6 +22,7 @@ from hezar_train.config.fields import (
     EvaluationFields,
     FinetuneFields,
     HardwareFields,
+    HubFields,
     LogFields,
     OptimizerFields,
     RegularizerFields,
@@ -30,7 +31,7 @@ from hezar_train.config.fields import (
     ScheduleFields,
     StoppingFields,
 )
-from hezar_train.config.files import read_mapping, to_plain, write_mapping
+from hezar_train.config.files import read_mapping, to_json, to_plain, to_yaml, write_mapping
 from hezar_train.config.metric_config import metric_to_plain, metrics_from_plain
 from hezar_train.config.names import (
     OPTIMIZER_ALIASES,
@@ -59,6 +60,7 @@ GROUPS = (
     RegularizerFields,
     RoundFields,
     FinetuneFields,
+    HubFields,
 )
 
 MARKS_OF_HEZAR = {"name": "trainer", "config_type": "trainer"}
@@ -70,6 +72,7 @@ PERIODS = ("save_steps", "log_steps", "eval_steps", "lr_scheduling_steps")
 @tells_unknown_fields
 @dataclass(eq=False)
 class TrainerConfig(  # the last parent's fields come first
+    HubFields,
     FinetuneFields,
     RoundFields,
     RegularizerFields,
@@ -171,10 +174,12 @@ class TrainerConfig(  # the last parent's fields come first
         path: str | os.PathLike[str],
         filename: str = CONFIG_FILE,
         subfolder: str | None = None,
+        repo_type: str = "model",
+        cache_dir: str | os.PathLike[str] | None = None,
         **overrides: Any,
     ) -> Self:
-        """Read a config from a YAML or JSON file, or from the file of that name in a folder."""
-        source = Path(path)
+        """Read a config from a YAML or JSON file, from the file of that name in a folder, or from the Hub."""
+        source = _local(path, filename, subfolder, repo_type, cache_dir)
         if source.is_dir():
             source = source / (subfolder or "") / filename
         if not source.exists():
@@ -201,6 +206,25 @@ class TrainerConfig(  # the last parent's fields come first
         """Write the config as YAML or JSON, by the suffix of `filename`, and return the file's path."""
         values = {name: value for name, value in self.to_dict().items() if value is not None or not skip_none_fields}
         return write_mapping(Path(directory) / (subfolder or "") / filename, values)
+
+    def push_config_to_hub(
+        self,
+        repo_id: str,
+        filename: str = CONFIG_FILE,
+        subfolder: str | None = None,
+        repo_type: str = "model",
+        skip_none_fields: bool = True,
+        private: bool | None = None,
+        commit_message: str | None = None,
+    ) -> Any:
+        """Put the config into a repository on the Hub, which is made if need be; return the commit."""
+        from hezar_train.hub import push_files  # the one import upwards: see the design
+
+        values = {name: value for name, value in self.to_dict().items() if value is not None or not skip_none_fields}
+        content = (to_json if filename.endswith(".json") else to_yaml)(values).encode()
+        name = f"{subfolder}/{filename}" if subfolder else filename
+        message = commit_message or f"Upload {name}"
+        return push_files({name: content}, repo_id, commit_message=message, private=private, repo_type=repo_type)
 
     @property
     def precision(self) -> str:
@@ -238,3 +262,22 @@ class TrainerConfig(  # the last parent's fields come first
                     f"{name}={period} is not a multiple of gradient_accumulation_steps={accumulation}: what falls due "
                     f"inside an update happens at its end, here every {updates * accumulation} steps"
                 )
+
+
+def _local(
+    path: str | os.PathLike[str],
+    filename: str,
+    subfolder: str | None,
+    repo_type: str,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Path:
+    """Return the path of a config; one that is on the Hub is downloaded."""
+    if Path(path).exists() or not isinstance(path, str) or path.endswith((".yaml", ".yml", ".json")):
+        return Path(path)
+    from hezar_train.hub import fetch_file, names_hub_weights, parse_address  # the one import upwards: see the design
+
+    if not names_hub_weights(path):
+        return Path(path)
+    place = parse_address(path)
+    name = f"{subfolder}/{filename}" if subfolder else filename
+    return fetch_file(place.repo_id, name, revision=place.revision, repo_type=repo_type, cache_dir=cache_dir)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from hezar_train.data.collators import default_collator
 from hezar_train.data.fetch import Collator, as_it_is
+from hezar_train.data.split_streams import SplitStreamSource, divides
 from hezar_train.data.windows import MapSource, Order, SamplerSource, Source, StreamSource
 from hezar_train.errors import DataError
 
@@ -55,6 +56,13 @@ def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
             "trained, so its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with "
             "state_dict()."
         )
+    if order.num_processes > 1 and getattr(data, "_distributed", None) is not None:
+        raise DataError(
+            "the iterable dataset is split by split_dataset_by_node() already, and the trainer shares samples out "
+            "among processes itself, so that most would never be seen. Pass it whole."
+        )
+    if order.splits_streams and order.processes is not None and divides(data, order.num_processes):
+        return SplitStreamSource(data, order, collator_for(data, collate), order.processes)
     return StreamSource(data, order, collator_for(data, collate))
 
 

@@ -25,7 +25,8 @@ from hezar_train.data.fetch import Collator, Indices, MapDataset, WorkerPool, ba
 from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.seeds import SeedStream, sample_seed, seed_python_numpy_torch
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.plan import Plan
+from hezar_train.plan import UNLIMITED, Plan, WindowSpan
+from hezar_train.runtime import Processes
 
 __all__ = ["MapSource", "Order", "SamplerSource", "Source", "StreamSource", "Window", "batch_length", "without_company"]
 
@@ -47,6 +48,10 @@ class Window:
     weights: list[float] = field(default_factory=list)
     total_weight: float = 0.0
 
+    def is_company(self, number: int) -> bool:
+        """Tell whether a micro-batch holds no sample of this process's own, and only keeps other processes company."""
+        return bool(self.sizes) and self.sizes[number] == 0
+
     def samples(self) -> list[int]:
         """Return the numbers of this process's samples, where they are known."""
         return [int(index) for part in self.indices for index in part]
@@ -64,6 +69,10 @@ class Order:
     pin_memory: bool = False
     rank: int = 0
     num_processes: int = 1
+    processes: Processes | None = None
+    """Those who read the same stream and must agree on it; None: nobody else does."""
+    splits_streams: bool = False
+    """Whether each process may read a part of a stream's files, instead of its share of what all of them read."""
 
     def key(self, epoch: int) -> int:
         """Return the epoch number that enters the permutation."""
@@ -84,8 +93,10 @@ class Source(Protocol):
         """Say why a run cannot go on in the middle of an epoch; None if it can."""
         ...
 
-    def windows(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
-        """Yield the rest of an epoch from `position`, at most `steps_left` micro-batches."""
+    def windows(
+        self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
+    ) -> Iterator[Window]:
+        """Yield the rest of an epoch from `position`, at most so many micro-batches and samples of all processes."""
         ...
 
     def restore(self, cursor: Any) -> None:
@@ -112,10 +123,11 @@ class MapSource:
         self.fetch = batch_fetcher(dataset, collate, order.seed)
         self._pool: WorkerPool | None = None
 
-    def windows(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
-        if self._order.num_workers == 0:
-            return self._in_process(plan, epoch, position, steps_left)
-        return self._through_workers(plan, epoch, position, steps_left)
+    def windows(
+        self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
+    ) -> Iterator[Window]:
+        parts = self._parts(plan.windows(position, steps_left, samples_left), epoch, position)
+        return self._in_process(parts, epoch) if self._order.num_workers == 0 else self._through_workers(parts, epoch)
 
     def restore(self, cursor: Any) -> None:
         """Nothing to do: the position says it all."""
@@ -125,18 +137,18 @@ class MapSource:
             self._pool.close()
             self._pool = None
 
-    def _in_process(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
+    def _in_process(self, parts: Iterator[Window], epoch: int) -> Iterator[Window]:
         fetch = self.fetch
-        for window in self._parts(plan, epoch, position, steps_left):
+        for window in parts:
             window.batches = [fetch(epoch, part) for part in window.indices]
             yield window
 
-    def _through_workers(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
+    def _through_workers(self, parts: Iterator[Window], epoch: int) -> Iterator[Window]:
         if self._pool is None:
             self._pool = WorkerPool(self.fetch, self._order.num_workers, self._order.pin_memory)
 
         def requests() -> Iterator[tuple[int, Indices, Window]]:
-            for window in self._parts(plan, epoch, position, steps_left):
+            for window in parts:
                 for part in window.indices:
                     yield epoch, part, window
 
@@ -145,7 +157,7 @@ class MapSource:
             if len(window.batches) == len(window.indices):
                 yield window
 
-    def _parts(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
+    def _parts(self, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
         """Yield each window with the indices of this process's micro-batches, not yet fetched."""
         order = self._order
         size = self.num_samples or 0
@@ -154,7 +166,7 @@ class MapSource:
             size, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
         )
         take = _Reader(sampler.chunks()).take
-        for span in plan.windows(position, steps_left):
+        for span in spans:
             indices = take(span.count)
             cells = rank_ranges(0, span.count, span.num_steps, order.rank, order.num_processes)
             window = Window(span.first, span.count, span.ends_epoch, [])
@@ -197,10 +209,16 @@ class SamplerSource:
             "place in the epoch is not in the checkpoint. Add both methods, or pass the dataset instead of the loader."
         )
 
-    def windows(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
+    def windows(
+        self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
+    ) -> Iterator[Window]:
+        left = _Left(steps_left, samples_left)
+        return in_step(self._windows(plan, epoch, position, left), self._order.processes)
+
+    def _windows(self, plan: Plan, epoch: int, position: int, left: _Left) -> Iterator[Window]:
         if self._pool is None and self._order.num_workers:
             self._pool = WorkerPool(self.fetch, self._order.num_workers, self._order.pin_memory)
-        grouped = self._grouped(plan, epoch, position, steps_left)
+        grouped = self._grouped(plan, epoch, position, left)
         for batch, (window, size) in fetched(grouped, self.fetch, self._pool):
             window.batches.append(batch)
             if len(window.batches) == size:
@@ -215,7 +233,7 @@ class SamplerSource:
             self._pool = None
 
     def _grouped(
-        self, plan: Plan, epoch: int, position: int, steps_left: int
+        self, plan: Plan, epoch: int, position: int, left: _Left
     ) -> Iterator[tuple[int, Indices, tuple[Window, int]]]:
         if self._has_batch_size and plan.window_samples % self.batch_size:
             raise ConfigError(
@@ -227,7 +245,7 @@ class SamplerSource:
         batches = _rest_of_epoch(self._owners, self._keeper, cursor, epoch, position, self._drawn)
         items = _single(batches) if self._has_batch_size else batches
         for group, after, ends in _in_groups(
-            items, _Pace.of(plan, by_sample=self._has_batch_size), plan, steps_left, self._state
+            items, _Pace.of(plan, by_sample=self._has_batch_size), plan, left, self._state
         ):
             window, cells = _cut(group, plan, self._order, position, by_sample=self._has_batch_size)
             window.cursor, window.ends_epoch = after, ends
@@ -276,13 +294,19 @@ class StreamSource:
             "with a length."
         )
 
-    def windows(self, plan: Plan, epoch: int, position: int, steps_left: int) -> Iterator[Window]:
+    def windows(
+        self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
+    ) -> Iterator[Window]:
+        left = _Left(steps_left, samples_left)
+        return in_step(self._windows(plan, epoch, position, left), self._order.processes)
+
+    def _windows(self, plan: Plan, epoch: int, position: int, left: _Left) -> Iterator[Window]:
         cursor, self._cursor = self._cursor, None
         parts = ("sampler", "batch_sampler", "dataset")  # of a loader
         owners = [self._stream, *(getattr(self._stream, part, None) for part in parts)]
         items = _rest_of_epoch(owners, self._stream, cursor, epoch, position, self._items)
         by_sample = not self._is_batched
-        for group, after, ends in _in_groups(items, _Pace.of(plan, by_sample=by_sample), plan, steps_left, self._state):
+        for group, after, ends in _in_groups(items, _Pace.of(plan, by_sample=by_sample), plan, left, self._state):
             window, cells = _cut(group, plan, self._order, position, by_sample=by_sample)
             window.cursor, window.ends_epoch = after, ends
             for first, cell in zip(window.firsts, cells, strict=True):
@@ -313,6 +337,24 @@ class StreamSource:
 
     def _state(self) -> Any:
         return None if self.resume_problem else copy.deepcopy(self._stream.state_dict())
+
+
+def in_step(windows: Iterator[Window], processes: Processes | None) -> Iterator[Window]:
+    """Yield windows as long as all processes read the same ones; nobody goes on alone, and nobody waits for ever."""
+    if processes is None or processes.count == 1:
+        yield from windows
+        return
+    for window in itertools.chain(windows, [None]):
+        place = [-1, 0, 0] if window is None else [window.first, window.count, int(window.ends_epoch)]
+        if not processes.agree(place):
+            raise DataError(
+                f"the processes read different data: samples read by each are "
+                f"{[first + count for first, count, _ in processes.gather(place)]}. Every process must be given the "
+                "same stream or sampler, whole and in the same order; the trainer takes each one's share of it."
+            )
+        if window is None:
+            return
+        yield window
 
 
 def without_company(window: Window) -> Window:
@@ -365,16 +407,25 @@ class _Pace(NamedTuple):
 
     per_step: int
     per_window: int
+    samples: int
+    """Samples in an item, as the plan counts them."""
 
     @classmethod
     def of(cls, plan: Plan, *, by_sample: bool) -> _Pace:
         if by_sample:
-            return cls(plan.step_samples, plan.window_samples)
-        return cls(plan.num_processes, plan.num_processes * plan.accumulation)
+            return cls(plan.step_samples, plan.window_samples, 1)
+        return cls(plan.num_processes, plan.num_processes * plan.accumulation, plan.batch_size)
+
+
+class _Left(NamedTuple):
+    """What may still be read: steps, and samples of all processes."""
+
+    steps: int
+    samples: int
 
 
 def _in_groups(
-    items: Iterator[tuple[Any, int]], pace: _Pace, plan: Plan, steps_left: int, state: Callable[[], Any]
+    items: Iterator[tuple[Any, int]], pace: _Pace, plan: Plan, left: _Left, state: Callable[[], Any]
 ) -> Iterator[tuple[list[tuple[Any, int]], Any, bool]]:
     """Group (item, size) into windows: the items, the state after them, whether the epoch ends.
 
@@ -386,13 +437,16 @@ def _in_groups(
         return [] if plan.drop_last and len(group) < length else group
 
     held: tuple[list[tuple[Any, int]], Any] | None = None
-    while group := take(min(pace.per_window, steps_left * pace.per_step)):
+    steps_left, items_left = left.steps, -(-left.samples // pace.samples)
+    while group := take(min(pace.per_window, steps_left * pace.per_step, items_left)):
         if held is not None:
             yield *held, False
         held = group, state()
         steps_left -= -(-len(group) // pace.per_step)
+        items_left -= len(group)
     if held is not None:
-        yield *held, steps_left > 0 or not take(pace.per_window if plan.drop_last else 1)
+        may_go_on = steps_left > 0 and items_left > 0
+        yield *held, may_go_on or not take(pace.per_window if plan.drop_last else 1)
 
 
 def _cut(

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from hezar_train.errors import ConfigError
 from hezar_train.multi_model import MultiModelTrainer
+from hezar_train.runtime.sharding import is_sharded
 from hezar_train.trainer import Trainer
 
 __all__ = ["BaseTrainer", "refuse_several_models"]
@@ -30,6 +31,8 @@ class BaseTrainer(Protocol):
 
 
 def refuse_several_models(trainer: Trainer, hook: str) -> None:
-    """Raise if a hook that knows of one model is given to a trainer of several."""
+    """Raise if a hook that knows of one model is given to a trainer of several, or of one that is spread."""
     if isinstance(trainer, MultiModelTrainer):
         raise ConfigError(f"{hook} goes with a Trainer of one model; this one has: {', '.join(trainer.models)}")
+    if is_sharded(trainer.model):
+        raise ConfigError(f"{hook} moves whole weights, of which each process has a share only. Use sharding='none'.")

@@ -7,14 +7,13 @@ result, so a resume applies the record again, or evaluates if there is none (`af
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hezar_train.errors import TrainingInterrupted
 from hezar_train.hooks.signals import StopFlag
 from hezar_train.loop import Context
-from hezar_train.plan import Plan, is_due
+from hezar_train.plan import End, Plan, is_due
 from hezar_train.state import TrainerState
 
 __all__ = ["Actions", "Due"]
@@ -40,8 +39,7 @@ class Due:
         self.evaluates, self._saves = evaluates, saves
         self._judged_step = -1
         self.save_requested = False
-        self.last_step = plan.total_steps
-        self.last_samples = math.inf
+        self.end = End(plan.total_steps)
         self.agree: Callable[[], None] | None = None  # of several processes, on what was requested
 
     @property
@@ -52,7 +50,7 @@ class Due:
     @property
     def is_at_end(self) -> bool:
         """Tell whether the run has done all that was planned."""
-        return self._state.global_step >= self.last_step or self._state.samples_seen >= self.last_samples
+        return self.end.is_reached(self._state.global_step, self._state.samples_seen)
 
     def at_batch_end(self, ctx: Context) -> None:
         """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""

@@ -27,9 +27,9 @@ from hezar_train.loop import Alias, Context, HookCall, HookSet, Moment, Routine
 from hezar_train.multi_model.optimizers import OptimizerDict, ScheduleDict
 from hezar_train.multi_model.phases import Phases
 from hezar_train.multi_model.turns import Turns, TurnsRoutine
+from hezar_train.plan import End
 from hezar_train.trainer import RoutineResult, Trainer
 from hezar_train.trainer.checks import refuse_stranger
-from hezar_train.trainer.course import UNLIMITED
 from hezar_train.trainer.exchange import give_parameters, shared_names, take_parameters
 from hezar_train.trainer.models import ModelCaller
 from hezar_train.trainer.splits import Splits
@@ -104,6 +104,8 @@ class MultiModelTrainer(Trainer):
         self._has_ended = self._walks_by_moments = False
         if config.precision == "fp16":
             raise ConfigError("mixed_precision='fp16' scales the loss of one optimizer; use 'bf16' for several models")
+        if config.sharding != "none":
+            raise ConfigError("sharding='full' cuts one model; several are trained with sharding='none'")
         super().__init__(config, ModelDict(self.models), train_dataset, eval_dataset, **others)
 
     def init_multiple_models(self) -> Mapping[str, nn.Module] | Sequence[nn.Module]:
@@ -310,7 +312,7 @@ class MultiModelTrainer(Trainer):
             self._source.restore(self._snapshot.cursor)  # a stream has been read ahead of what was trained on
         self._turns.take(index)
         self.schedule.learning, self.schedule.updates_of_others = [self.current], self._phases.updates_of_others
-        self._due.last_step = self._last_step()
+        self._due.end = self._end()
 
     def _active(self) -> Routine:
         return self._routine or self._routine_of(self.hooks[Mode.TRAIN], "train", [self.current])
@@ -342,14 +344,14 @@ class MultiModelTrainer(Trainer):
             return self._phases.first_step
         return 0 if self.state.call_end is None else self.state.call_end - self.plan.total_steps
 
-    def _last_step(self) -> int:
-        last = super()._last_step()
-        if self.interaction == "parallel" or last == UNLIMITED:
-            return last
-        return self._phases.first_step + self.steps_in_call(self.model_names[self.state.model_index])
+    def _end(self) -> End:
+        end = super()._end()
+        if self.interaction == "parallel" or end == End():
+            return end
+        return End(self._phases.first_step + self.steps_in_call(self.model_names[self.state.model_index]))
 
     def _is_finished(self) -> bool:
-        self._due.last_step = self._last_step()  # a checkpoint may be of a later phase
+        self._due.end = self._end()  # a checkpoint may be of a later phase
         if not super()._is_finished() or (self._interacts and not self._has_ended):
             return False  # what the last interaction did is in no checkpoint
         return self.interaction == "parallel" or self.state.model_index == len(self.models) - 1 or self._is_stopped()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.optim import LBFGS, Adagrad, Muon, Optimizer
+from torch.optim import LBFGS, Adafactor, Adagrad, Adam, Muon, Optimizer, Rprop, SparseAdam
 
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.optim.lookup import Keywords, import_dotted, is_dotted, keywords_of
@@ -28,6 +28,7 @@ _CLASSES: dict[str, type[Optimizer]] = {
 # Each of these chooses a kernel of its own, which fused=True would contradict.
 _KERNEL_KEYWORDS = frozenset({"fused", "foreach", "capturable", "differentiable"})
 _FUSED_DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+_STEPS_WHOLE_ONLY = (Adafactor, Rprop, SparseAdam)
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu", "hpu", "mtia"})
 
 
@@ -57,6 +58,7 @@ def build_optimizer(
     if momentum is not None:
         arguments |= _momentum(factory, keywords, arguments, owner, momentum)
     _refuse_decay_in_vain(factory, groups, owner)
+    _refuse_shares(factory, groups, owner)
     arguments |= _rates(factory, owner, learning_rate=learning_rate, weight_decay=weight_decay)
     if _fused_is_possible(factory, keywords, arguments, groups, device):
         arguments["fused"] = True
@@ -169,7 +171,22 @@ def _fused_is_possible(
     if "fused" not in keywords.accepted or _KERNEL_KEYWORDS & arguments.keys():
         return False
     devices = {"cpu"} if issubclass(factory, Adagrad) else _FUSED_DEVICES
+    if _are_shares(groups) and not issubclass(factory, Adam):
+        return False  # torch has no such kernel for them
     return device.type in devices and all(p.dtype in _FUSED_DTYPES for group in groups for p in group["params"])
+
+
+def _are_shares(groups: list[dict[str, Any]]) -> bool:
+    """Tell whether the parameters are shared out among processes."""
+    return any(hasattr(parameter, "device_mesh") for group in groups for parameter in group["params"])
+
+
+def _refuse_shares(factory: Callable[..., Any], groups: list[dict[str, Any]], owner: str) -> None:
+    """Raise before the first step does, where torch's optimizer cannot step a share of a parameter."""
+    if inspect.isclass(factory) and issubclass(factory, _STEPS_WHOLE_ONLY) and _are_shares(groups):
+        raise ConfigError(
+            f"{owner} steps whole parameters only; sharding='full' leaves each process a share. Use 'adamw'."
+        )
 
 
 def _call(

@@ -7,6 +7,7 @@ order, windows, schedules and checkpoints are not Accelerate's business here: se
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -25,7 +26,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError
+from hezar_train.runtime.batch_norm import synchronised
+from hezar_train.runtime.launchers import wanted_of_accelerate
+from hezar_train.runtime.plugins import plugin_problems
 from hezar_train.runtime.processes import Processes
+from hezar_train.runtime.sharding import shard_model
 
 __all__ = ["Runtime", "build_runtime", "logger", "prepare_model", "to_device"]
 
@@ -56,6 +61,11 @@ class Runtime:
     def processes(self) -> Processes:
         """The processes of the run."""
         return Processes(self.rank, self.num_processes, self.device)
+
+    @property
+    def has_fsdp_plugin(self) -> bool:
+        """Tell whether the Accelerator was set up to spread the model (FSDP2)."""
+        return bool(self.accelerator.is_fsdp2)
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -95,6 +105,8 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
         raise ConfigError(problems)
     if runtime.device.type == "cpu":
         _keep_freed_memory()
+    if runtime.num_processes > 1:
+        _leave_group_at_exit()
     return runtime
 
 
@@ -116,8 +128,12 @@ def _make_visible(log: logging.Logger) -> None:
 def prepare_model(model: torch.nn.Module, config: TrainerConfig, runtime: Runtime) -> torch.nn.Module:
     """Bring a model to the device, ready for the run: with gradient checkpointing, compiled, as the config says."""
     if config.sync_batchnorm and runtime.num_processes > 1:
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    model = model.to(runtime.device)
+        model = synchronised(model)
+    is_spread = runtime.has_fsdp_plugin or (config.sharding == "full" and runtime.num_processes > 1)
+    if is_spread:
+        _refuse_with_sharding(config)
+    else:  # what is spread comes to the device share by share
+        model = model.to(runtime.device)
     if config.gradient_checkpointing:
         enable = getattr(model, "gradient_checkpointing_enable", None)
         if enable is None:
@@ -126,9 +142,25 @@ def prepare_model(model: torch.nn.Module, config: TrainerConfig, runtime: Runtim
                 "switch it on. Give the model one, or leave the field out."
             )
         enable()
+    if is_spread and not runtime.has_fsdp_plugin:
+        shard_model(model, runtime.num_processes, runtime.precision, runtime.device)
     if config.compile:
         model.compile()  # in place: the names of its parameters stay
     return model
+
+
+def _refuse_with_sharding(config: TrainerConfig) -> None:
+    reasons = {
+        "finetune_reinit": "new weights are drawn for whole parameters",
+        "offload_after_routine": "no process has the model to move it",
+    }
+    problems = [
+        f"{name}=True cannot be used with a sharded model: {why}. Leave one of the two out."
+        for name, why in reasons.items()
+        if getattr(config, name)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -215,12 +247,17 @@ def _forget_other_settings(config: TrainerConfig, cpu: bool, asked: torch.device
 
 def _broken_promises(config: TrainerConfig, asked: torch.device | None, runtime: Runtime, *, own: bool) -> list[str]:
     """List every way in which Accelerate did not do what the config or the launcher asked for."""
-    problems = []
+    problems = plugin_problems(runtime.accelerator)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > 1 and runtime.num_processes == 1:
         problems.append(
             f"the launcher started {launched} processes (WORLD_SIZE) but Accelerate sees one: each would train alone "
             "and write the same folder. On a CPU, set ACCELERATE_USE_CPU=true."
+        )
+    elif own and runtime.num_processes == 1 and (wanted := wanted_of_accelerate()) > 1:
+        problems.append(
+            f"accelerate launch was asked for {wanted} processes and has started one, as it does with --cpu. Use "
+            f"torchrun --nproc-per-node {wanted}, or hezar-train train --num-processes {wanted}."
         )
     if config.distributed and runtime.num_processes == 1:
         problems.append(
@@ -265,6 +302,12 @@ def _keep_freed_memory() -> None:
     if mallopt is not None and not any(name in os.environ for name in KEPT_MEMORY):
         for number, value in KEPT_MEMORY.values():
             mallopt(number, value)
+
+
+@functools.cache
+def _leave_group_at_exit() -> None:
+    """Take leave of the other processes when this one ends: torch warns of those who do not."""
+    atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
 
 
 def _ask_for_deterministic_kernels() -> None:

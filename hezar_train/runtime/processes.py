@@ -38,6 +38,15 @@ class Processes:
         dist.all_reduce(total)
         return total.tolist()
 
+    def agree(self, values: Sequence[int]) -> bool:
+        """Tell whether all processes have the same whole numbers."""
+        if self.count == 1:
+            return True
+        both = torch.tensor([*values, *(-value for value in values)], device=self._device)
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        largest, smallest = both.view(2, -1)
+        return bool((largest == -smallest).all())
+
     def share(self, value: T) -> T:
         """Return the main process's value on all; it must be made of what JSON can hold."""
         if self.count == 1:

@@ -2,13 +2,15 @@
 
 The sum is laid out by the list of trained parameters alone, so its rounding is the same in every update, also in the
 first one after a resume. A parameter that no process used keeps no gradient; one that some used gets zeros elsewhere.
+Buffers that a checkpoint holds become the main process's after every update, so that a resume changes nothing.
 So nothing has to be known about the model: parameters may be unused, frozen, used outside `forward`, now and then.
 The sum happens where the norm is read, and at the latest when an optimizer steps, whoever steps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,64 +28,113 @@ BUCKET_BYTES = 25 << 20
 class Replicas:
     """A model that trains on all processes of a run, or on the only one."""
 
+    walks_together = False
+    """Whether every forward needs all processes, so that they must look at data in step."""
+
     def __init__(self, model: nn.Module, runtime: Runtime) -> None:
         """Give all processes the main one's weights and buffers."""
         self._model, self._count, self._device = model, runtime.num_processes, runtime.device
         self._is_joined = False
+        self._has_sparse: bool | None = None
         self._share([*model.parameters(), *model.buffers()])
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Join the gradients before an optimizer steps, if that was not done yet."""
+        """Join the gradients before an optimizer steps, if that was not done yet, and the buffers after it."""
         if self._count > 1:
             optimizer.register_step_pre_hook(lambda *_: self.join_gradients())
-            optimizer.register_step_post_hook(self.forget)
+            optimizer.register_step_post_hook(lambda *_: self._end_update())
 
-    def share_buffers(self) -> None:
-        """Give all processes the main one's buffers, as a checkpoint has them."""
-        self._share(self._model.buffers())
-
+    @torch.no_grad()
     def join_gradients(self) -> None:
         """Average the gradients over all processes, once for an update."""
         if self._count == 1 or self._is_joined:
             return
         self._is_joined = True
-        for bucket in _buckets(self._used_gradients()):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            dist.all_reduce(flat)
-            flat /= self._count
-            for gradient, part in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
-                gradient.copy_(part.view_as(gradient))
-
-    def _used_gradients(self) -> list[Tensor]:
-        """Return a gradient for every parameter that any process has one for."""
         trained = [one for one in self._model.parameters() if one.requires_grad]
-        used = torch.tensor([one.grad is not None for one in trained], dtype=torch.int32, device=self._device)
-        if trained:
-            dist.all_reduce(used)
-        gradients = []
-        for parameter, count in zip(trained, used.tolist(), strict=True):
-            if count:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                gradients.append(parameter.grad)
-        return gradients
+        if not trained:
+            return
+        unused = [number for number, one in enumerate(trained) if one.grad is None]
+        marks = _marks(trained, self._device)
+        for bucket in _buckets([*map(_dense_gradient, trained), marks]):
+            flat = torch.cat([one.reshape(-1) for one in bucket])
+            dist.all_reduce(flat)
+            for one, total in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
+                torch.div(total.view_as(one), self._count, out=one)
+        self._put_right(trained, unused, marks)
+
+    def _put_right(self, trained: Sequence[Tensor], unused: list[int], marks: Tensor) -> None:
+        """Leave no gradient where no process had one, and sparse ones where they were sparse."""
+        if unused:
+            used = marks[0].tolist()
+            for number in unused:
+                trained[number].grad = None if not used[number] else trained[number].grad
+        if self._has_sparse is None:  # a property of the model, so it is read once
+            self._has_sparse = bool(marks[1].any())
+        if self._has_sparse:
+            for parameter, is_sparse in zip(trained, marks[1].tolist(), strict=True):
+                if is_sparse and parameter.grad is not None:
+                    parameter.grad = parameter.grad.to_sparse(1)
+
+    def _end_update(self) -> None:
+        self.forget()
+        self._share(self._saved_buffers())
+
+    def _saved_buffers(self) -> list[Tensor]:
+        """Return the buffers that a checkpoint holds: a resume gives all processes the main one's."""
+        return [
+            buffer
+            for module in self._model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        ]
+
+    def start_over(self) -> None:
+        """Forget what a step that failed half way has left behind."""
+        self.forget()
+
+    def looked_at(self, *, is_free: bool) -> AbstractContextManager[None]:  # noqa: ARG002 - copies are always free
+        """Get ready for forwards without backwards; with `is_free`, each process may call the model on its own."""
+        return nullcontext()
 
     def forget(self, *_: Any) -> None:
         """Expect the gradients of another update."""
         self._is_joined = False
 
     def _share(self, tensors: Iterable[Tensor]) -> None:
-        if self._count > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor.detach(), 0)
+        """Give all processes the main one's values."""
+        if self._count == 1:
+            return
+        for bucket in _buckets(one.detach() for one in tensors):
+            flat = torch.cat([one.reshape(-1) for one in bucket])
+            dist.broadcast(flat, 0)
+            for one, value in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
+                one.copy_(value.view_as(one))
 
 
-def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Group gradients of one type, so many bytes at a time."""
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for gradient in gradients:
-        group = groups.setdefault(gradient.dtype, [])
-        if sum(one.nbytes for one in group) + gradient.nbytes > BUCKET_BYTES and group:
-            yield groups.pop(gradient.dtype)
-            group = groups.setdefault(gradient.dtype, [])
-        group.append(gradient)
+def _marks(trained: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return which parameters have a gradient here, and which of these are sparse."""
+    gradients = [one.grad for one in trained]
+    rows = [[one is not None for one in gradients], [one is not None and one.is_sparse for one in gradients]]
+    return torch.tensor(rows, dtype=torch.float32, device=device)
+
+
+def _dense_gradient(parameter: Tensor) -> Tensor:
+    """Return a parameter's gradient in a form that every process has."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+    return parameter.grad
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Group tensors of one type and device, so many bytes at a time."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        kind = (tensor.dtype, tensor.device)
+        group = groups.setdefault(kind, [])
+        if group and sum(one.nbytes for one in group) + tensor.nbytes > BUCKET_BYTES:
+            yield groups.pop(kind)
+            group = groups.setdefault(kind, [])
+        group.append(tensor)
     yield from groups.values()

@@ -1,9 +1,14 @@
 """One model spread over all processes: each keeps a share of every parameter, gradient and optimizer state (FSDP2).
 
-Owns where the model is cut, in which precision it computes, when gradients travel, and their norm. A block of a
-repeated list is gathered when its turn comes and let go after it; what is outside such lists stays gathered from the
-first forward to the last backward. Gradients come out as the mean over the processes, as with replicas. Buffers are
-not shared out: every process keeps its own, and the main process's are saved.
+Owns where the model is cut, in which precision it computes, when it is gathered, and the norm of its gradients. A block
+of a repeated list is gathered when its turn comes and let go after it; what is outside such lists stays gathered from
+the first forward to the last backward. Gradients are sent with every micro-batch, which costs messages: held back over
+a window, those of the whole model would lie on each process. They come out as the mean over the processes, as with
+replicas. Buffers are not shared out: every process keeps its own, and the main process's are saved.
+
+Every forward is a conversation: all processes must call the same blocks equally often. So what is only looked at is
+looked at together, and while texts are generated, which takes each process its own number of forwards, all weights
+are gathered on all of them.
 
 Refuses what would train wrongly in silence: parameters without a dimension, and fp16, whose scaler looks at the
 gradients of one process only. The optimizer is built after `shard_model`: the parameters are new objects.
@@ -15,6 +20,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,44 +30,76 @@ from torch import Tensor, nn
 
 from hezar_train.errors import ConfigError
 
-__all__ = ["clip_gradients", "gradient_norm", "is_sharded", "local_gradients", "set_gradient_sync", "shard_model"]
+__all__ = [
+    "gathered",
+    "gradient_norm",
+    "is_sharded",
+    "local_gradients",
+    "reshard",
+    "shard_model",
+    "sharded_modules",
+    "take_over_from_main",
+]
 
 COMPUTE_TYPES = {"no": None, "bf16": torch.bfloat16}
-CLIP_MARGIN = 1e-6  # what torch adds to the norm before it divides
+CALLED_LIKE_FORWARD = "generate"
 
 
-def shard_model(model: nn.Module, num_processes: int, precision: str) -> nn.Module:
-    """Spread a model over the processes, in place, with the main process's weights; all of them call this together."""
+def shard_model(model: nn.Module, num_processes: int, precision: str, device: torch.device | None = None) -> nn.Module:
+    """Spread a model over the processes, in place, with the main process's weights; all of them call this together.
+
+    It may be on the host still: each block comes to the device when it is cut, so that no device ever holds all of it.
+    """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     _refuse_impossible(model, precision)
-    mesh = init_device_mesh(_device_type(model), (num_processes,))
+    device = device or torch.device(_device_type(model))
+    mesh = init_device_mesh(device.type, (num_processes,))
     is_mixed = precision != "no"
     # Sums over processes and what leaves the model are in full precision.
     policy = MixedPrecisionPolicy(COMPUTE_TYPES[precision], torch.float32) if is_mixed else MixedPrecisionPolicy()
-    _take_over_from_main(model)
+    take_over_from_main(model, device)
     for layer in _statistics_layers(model) if is_mixed else ():
         fully_shard(layer, mesh=mesh)
     for block in _blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=replace(policy, output_dtype=torch.float32) if is_mixed else policy)
+    if callable(getattr(model, CALLED_LIKE_FORWARD, None)):
+        register_fsdp_forward_method(model, CALLED_LIKE_FORWARD)
     return model
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Tell whether a model was spread by `shard_model`, or by FSDP2 through whatever else."""
-    return any(_is_distributed(parameter) for parameter in model.parameters())
+    return bool(sharded_modules(model))
 
 
-def set_gradient_sync(model: nn.Module, flag: bool) -> None:
-    """Say whether the coming backwards send their gradients; without, each process sums its own, whole, until one does.
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that are gathered and let go by themselves, the model itself first."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
-    Holding them back saves messages and costs memory for the gradients of the whole model.
-    """
-    for module in model.modules():
-        if hasattr(module, "set_requires_gradient_sync"):
-            module.set_requires_gradient_sync(flag, recurse=False)  # type: ignore[operator]
+
+def reshard(model: nn.Module) -> None:
+    """Let go what a forward without a backward has left gathered: `model.parameters()` are shares again."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Keep all weights on all processes while the body looks at them, so that its forwards send nothing."""
+    modules = sharded_modules(model)
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for number, module in enumerate(modules):
+            module.set_reshard_after_forward(number > 0, recurse=False)
+            module.reshard()
 
 
 def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -82,15 +120,15 @@ def gradient_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tenso
     return total if math.isinf(norm_type) else total ** (1.0 / norm_type)
 
 
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float, norm: Tensor | float | None = None) -> Tensor:
-    """Scale the gradients down to `max_norm` if they are longer, without a wait for the device; return their norm."""
-    trained = list(parameters)
-    found = gradient_norm(trained) if norm is None else torch.as_tensor(norm)
-    gradients = local_gradients(trained)
-    if gradients:
-        factor = torch.clamp(max_norm / (found + CLIP_MARGIN), max=1.0)
-        torch._foreach_mul_(gradients, factor.to(gradients[0].device))
-    return found
+def take_over_from_main(model: nn.Module, device: torch.device) -> None:
+    """Give all processes the main one's weights and buffers, one after another over the device."""
+    # Each process cuts its share out of its own copy: unequal copies would make a model that never existed.
+    for tensor in [*model.parameters(), *model.buffers()]:
+        values = tensor.detach()
+        sent = values.to(device)
+        dist.broadcast(sent, src=0)
+        if sent is not values:
+            values.copy_(sent)
 
 
 def _refuse_impossible(model: nn.Module, precision: str) -> None:
@@ -114,12 +152,6 @@ def _device_type(model: nn.Module) -> str:
     if len(found) != 1:
         raise ConfigError(f"sharding='full' needs a model with parameters on one device; they are on {sorted(found)}.")
     return found.pop()
-
-
-def _take_over_from_main(model: nn.Module) -> None:
-    # Each process cuts its share out of its own copy: unequal copies would make a model that never existed.
-    for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(tensor.detach(), src=0)
 
 
 def _statistics_layers(model: nn.Module) -> list[nn.Module]:

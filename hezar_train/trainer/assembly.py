@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from hezar_train.checkpoint import Checkpoint, CheckpointStore, unwrap
+from hezar_train.checkpoint import Checkpoint, CheckpointStore, SavingGroup, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import (
     Order,
@@ -28,18 +28,20 @@ from hezar_train.errors import ConfigError
 from hezar_train.events import EventStorage, EventWriter
 from hezar_train.hooks import Due, Progress, StopFlag, Stopping
 from hezar_train.hooks.stopping import objective_of
+from hezar_train.hub import Pusher, model_config_writer
 from hezar_train.loop import Context, Hook, HookSet, Moment, Routine
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import Schedule, build_momentum_schedule, build_optimizer, build_scheduler, watches_metric
-from hezar_train.plan import Plan, make_plan, one_pass
-from hezar_train.runtime import Replicas, Runtime
+from hezar_train.plan import UNLIMITED, End, Plan, make_plan, one_pass
+from hezar_train.runtime import Runtime, copies_of
+from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
 from hezar_train.trainer.checks import (
     evaluation_sets,
     max_steps_of,
     parameters_of,
 )
-from hezar_train.trainer.course import UNLIMITED, Course
+from hezar_train.trainer.course import Course
 from hezar_train.trainer.decoding import generates, generator_of
 from hezar_train.trainer.evaluation import EvaluationReport, EvaluationSteps
 from hezar_train.trainer.finetuning import Finetuning
@@ -101,8 +103,8 @@ class Assembly:
     _snapshot: Snapshot
     _hook_objects: list[Hook]
     _run: Run
+    _pusher: Pusher | None
     _windows_seen: int
-    _has_changed_processes: bool
 
     if TYPE_CHECKING:  # the verbs, which the trainer has
 
@@ -149,7 +151,7 @@ class Assembly:
         self._autocast = self.runtime.autocast()
         self.criterion = build_criterion(config.criterion)
         self.regularizer = find_regularizer(config.regularizer)
-        self._replicas = Replicas(self.model, self.runtime)
+        self._replicas = copies_of(self.model, self.runtime)
         self._replicas.watch(self.optimizer)
         self._caller = ModelCaller(self.model, model, self.criterion)
         by_labels = counts_labels(config.loss_weight, config.task, model)
@@ -166,9 +168,7 @@ class Assembly:
             steps.replicas, steps.agree = self._replicas, self._agree
         self._due = Due(self.plan, self.state, self._flag, evaluates=self.evaluates, saves=config.save_enabled)
         self._due.agree = self._agree_on_requests if self.runtime.num_processes > 1 else None
-        self._due.last_step = self._last_step()
-        if self._has_changed_processes and self.plan.last_samples is not None:
-            self._due.last_samples = self.plan.last_samples
+        self._due.end = self._end()
         self._course = self._course_of_the_run(self._active())
         self._assemble_looking(model)
         if not self.only_for_eval:
@@ -220,6 +220,8 @@ class Assembly:
             pin_memory=runtime.device.type == "cuda",
             rank=runtime.rank,
             num_processes=runtime.num_processes,
+            processes=runtime.processes,
+            splits_streams=training and config.global_batch_size is None,
         )
 
     def _open(self, data: Any, *, training: bool = True) -> Source:
@@ -293,7 +295,9 @@ class Assembly:
     def _make_snapshot(self) -> Snapshot:
         return Snapshot(
             self.config, self.plan, self.model, self.optimizer, self.schedule, self.runtime.scaler, self.state,
-            self._hook_objects, self._facts(), preprocessor_writer(self.preprocessor), stopping=self._stopping,
+            self._hook_objects, self._facts(), preprocessor_writer(self.preprocessor),
+            model_config_writer(unwrap(self.model)), stopping=self._stopping,
+            group=SavingGroup.form() if is_sharded(self.model) else None,
         )  # fmt: skip
 
     def _facts(self) -> dict[str, Any]:
@@ -310,18 +314,21 @@ class Assembly:
         is_round = self.config.local_update_steps is not None
         num_epochs = UNLIMITED if is_round else self.plan.num_epochs
         return Course(
-            routine, self._source, self.plan, self.state, self._due.last_step, num_epochs, self._weigh_first,
-            last_samples=self._due.last_samples, agree=self._agree,
+            routine, self._source, self.plan, self.state, self._due.end, num_epochs, self._weigh_first,
+            agree=self._agree,
         )  # fmt: skip
 
-    def _last_step(self) -> int:
-        """Return the step that ends the run; where epochs alone end it, changed data or batches must not."""
+    def _end(self) -> End:
+        """Return where the run, or this call, ends; where epochs alone end it, changed data or batches must not."""
+        plan, state = self.plan, self.state
         if self.config.local_update_steps is not None:
-            return self.state.call_end or self.plan.total_steps
-        is_counted = self.config.max_steps is not None or self.plan.num_samples is None
-        if self._has_changed_processes:  # steps of another size were counted; samples tell
-            return UNLIMITED
-        return self.plan.total_steps if is_counted else UNLIMITED
+            if state.call_last_samples is not None:
+                return End(samples=state.call_last_samples)
+            return End(state.call_end or plan.total_steps)
+        if plan.last_samples is not None:
+            return End(samples=plan.last_samples)
+        is_counted = self.config.max_steps is not None or plan.num_samples is None
+        return End(plan.total_steps) if is_counted else End()
 
     def _total_steps(self) -> int:
         return self.plan.total_steps if self.state.call_end is None else self.state.call_end

@@ -15,15 +15,17 @@ from typing import Any
 
 import torch
 
-from hezar_train.checkpoint import Checkpoint, RunLock, initial_weights, load_module_state
+from hezar_train.checkpoint import Checkpoint, RunLock, initial_weights, load_shards, unwrap
 from hezar_train.data import Source
 from hezar_train.errors import DataError, RunLockedError, TrainingInterrupted
 from hezar_train.hooks import Progress
+from hezar_train.hub import HubRecord, record_environment
 from hezar_train.loop import HookSet, Routine
-from hezar_train.plan import Plan, carried_over
 from hezar_train.runtime import logger
-from hezar_train.trainer.checks import size_of, tell_weights
+from hezar_train.trainer.checks import evaluation_sets, size_of, tell_weights
 from hezar_train.trainer.course import Course
+from hezar_train.trainer.facts import num_parameters
+from hezar_train.trainer.publishing import finish_pushes, local_weights, pusher_of
 from hezar_train.trainer.records import Records
 from hezar_train.trainer.replanning import Replanning
 from hezar_train.trainer.resume import apply_accepted, find_checkpoint, refuse_changes, take_over
@@ -58,13 +60,19 @@ class Calls(Replanning):
         checkpoint = self._found
         if checkpoint is None:
             if self.config.init_weights_from is not None:
-                tell_weights(initial_weights(self.model, self.config.init_weights_from), self.config.init_weights_from)
+                tell_weights(initial_weights(self.model, self._initial_source()), self.config.init_weights_from)
             return None
         if self.only_for_eval:
-            load_module_state(self.model, *checkpoint.model())
+            load_shards(checkpoint, self.model)
             return None
         self._restore(checkpoint)
         return checkpoint
+
+    def _initial_source(self) -> Path:
+        """Return where the initial weights are; the main process downloads those that are on the Hub."""
+        source, processes = self.config.init_weights_from or "", self.runtime.processes
+        found = processes.on_main(lambda: str(local_weights(source)))
+        return Path(str(processes.share(found)))
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint to go on from; the main process chooses it for all."""
@@ -72,15 +80,6 @@ class Calls(Replanning):
         found = processes.on_main(lambda: find_checkpoint(self.config, self.folder))
         path = processes.share(None if found is None else str(found.path))
         return Checkpoint(Path(path)) if path is not None and found is None else found
-
-    def _carry_plan_over(self) -> None:
-        """Keep what the plan counts in updates, if the run goes on with another number of processes."""
-        self._has_changed_processes = False
-        if self._found is not None and not self.only_for_eval:
-            old = Plan.from_dict(self._found.extra()["plan"])
-            plan = carried_over(self.plan, old)
-            self._has_changed_processes = plan is not self.plan
-            self.plan = plan
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Bring everything back to where a checkpoint has it, if the run can go on from there exactly."""
@@ -126,11 +125,15 @@ class Calls(Replanning):
         if not self.call_is_open:
             state.call_end, state.stop_reason = state.global_step + self.plan.total_steps, None
             state.call_first_samples = state.samples_seen
+            if self.config.global_batch_size is not None:  # a step is another amount on other numbers of processes
+                place = 0 if state.epoch_finished else state.position
+                call_samples = self.plan.samples_of(place, self.plan.counted_steps)
+                state.call_last_samples = state.samples_seen + call_samples
             if self.config.fresh_optimizer:
                 optimizer, schedule = copy.deepcopy(self._first_optimizer)
                 self.optimizer.load_state_dict(optimizer)
                 self.schedule.load_state_dict(schedule)
-        self._due.last_step = self._last_step()
+        self._due.end = self._end()
 
     @property
     def call_is_open(self) -> bool:
@@ -139,7 +142,8 @@ class Calls(Replanning):
         Also if only what follows its last step is missing: a checkpoint is older than the conclusions from it.
         """
         state = self.state
-        return state.call_end is not None and (state.global_step < state.call_end or state.evaluation_pending)
+        is_done = self._end().is_reached(state.global_step, state.samples_seen)
+        return state.call_end is not None and (not is_done or state.evaluation_pending)
 
     def _walk_run(self, hooks: HookSet, split: str) -> None:
         """Do the learning of one call of train()."""
@@ -155,12 +159,15 @@ class Calls(Replanning):
             with torch.enable_grad(), course.routine.running(announce=lambda: course.announce(self.ctx)):
                 course.settle(self.ctx)
                 if is_run:
-                    self._due.last_step = course.last_step
+                    self._due.end = course.end
                     if self.state.evaluation_pending:
                         self._due.after_save()
                 while not course.ends and course.enter_next_epoch():
                     with course.routine.epoch():
                         self.inner_training_loop(course.state.epoch)
+        except BaseException:
+            self._replicas.start_over()
+            raise
         finally:
             self._course, self._routine = outer
 
@@ -183,12 +190,12 @@ class Calls(Replanning):
             self.progress.shown = self.metrics_handler.shown
             run = self._begin_run()
             self._windows_seen = 0
-            leaves_together = False
+            leaves_together = is_finished = False
             try:
                 run.reserve_buffers()
                 yield run
                 run.log_rest()
-                leaves_together = True
+                leaves_together = is_finished = True
             except TrainingInterrupted:  # on which all processes have agreed
                 leaves_together = True
                 raise
@@ -198,6 +205,8 @@ class Calls(Replanning):
             finally:
                 self._source.close()
                 run.finish()
+                if not is_finished and self._pusher is not None:
+                    self._pusher.abandon()
                 self._known_steps = self._store.steps()
                 if leaves_together:  # a launcher ends all when one has left, and the main one may still have written
                     self.runtime.processes.wait()
@@ -256,12 +265,23 @@ class Calls(Replanning):
             logger.warning("this run can be resumed at epoch ends only: %s", self._source.resume_problem)
         self.config.save(self.folder.root, self.trainer_config_file)
         self.plan.save(self.folder.plan)
+        self._record_environment()
+
+    def _record_environment(self) -> None:
+        bare = unwrap(self.model)
+        record_environment(
+            self.folder.root, device=str(self.runtime.device), num_processes=self.runtime.num_processes,
+            precision=self.runtime.precision, num_parameters=num_parameters(bare), model_class=type(bare).__name__,
+            train_data=self.train_dataset,
+            eval_data=evaluation_sets(None, self.eval_dataset) if self.evaluates else None,
+        )  # fmt: skip
 
     def _begin_run(self) -> Run:
         records = self._open_records() if self.runtime.is_main else None
         self.state.logs_dir = self.runtime.processes.share(self.state.logs_dir)
         self._steps.storage, self._steps.ledger = self.storage, None if records is None else records.ledger
         self._evaluation.progress = self.progress
+        self._pusher = pusher_of(self.config, self.folder) if self.runtime.is_main else None
         run = Run(
             self.config, self.folder, self.state, self.storage, self.schedule, self.progress, records, self._snapshot,
             processes=self.runtime.processes,
@@ -269,6 +289,7 @@ class Calls(Replanning):
             objective=self._objective(),
             stopping=self._stopping,
             grad_norm=lambda: self.ctx.get("grad_norm"),
+            pusher=self._pusher,
         )  # fmt: skip
         self._due.actions = run.actions
         self._run = run
@@ -295,6 +316,16 @@ class Calls(Replanning):
             return False
         judged = self.folder.recorded_evaluation(state.global_step) if self.evaluates else {}
         return not state.evaluation_pending or judged is not None
+
+    def _finish_pushes(self) -> None:
+        """Push the end of the run, and wait for it as long as the config says; only the main process does."""
+        self.hub_uploaded = finish_pushes(self._pusher, self.config.hub_wait_seconds, self.progress.say)
+
+    def _push_rest(self) -> None:
+        """Push the end of a run that was trained before, where that is not on the Hub yet."""
+        if self.runtime.is_main and not HubRecord(self.folder.hub).is_uploaded(self.state.global_step):
+            self._pusher = pusher_of(self.config, self.folder)
+            self._finish_pushes()
 
     def _say_done(self) -> RoutineResult:
         state = self.state

@@ -18,6 +18,7 @@ from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import parameter_groups
 from hezar_train.plan import steps_of
 from hezar_train.runtime import logger
+from hezar_train.runtime.sharding import is_sharded
 from hezar_train.trainer.splits import Splits
 
 __all__ = [
@@ -77,6 +78,12 @@ def as_module(model: Any) -> nn.Module:
 def refuse_stranger(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise if an optimizer that was passed in would leave the model as it is."""
     ours = {id(parameter) for parameter in model.parameters()}
+    strangers = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in ours]
+    if strangers and is_sharded(model):
+        raise ConfigError(
+            "the optimizer passed in was built over whole parameters, and sharding='full' has cut them since. Name it "
+            "in the config (optimizer, optimizer_kwargs), or make it in an overridden build_optimizer()."
+        )
     if not any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
         raise ConfigError(
             "the optimizer passed in holds none of the model's parameters, so the model would stay as it is. Build it "

@@ -12,14 +12,12 @@ from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
 from hezar_train.data import Source, Window
-from hezar_train.errors import ConfigError, DataError, NonFiniteError
+from hezar_train.errors import DataError, NonFiniteError
 from hezar_train.loop import Context, Routine
-from hezar_train.plan import Plan
+from hezar_train.plan import UNLIMITED, End, Plan
 from hezar_train.state import TrainerState
 
-__all__ = ["UNLIMITED", "Course", "EpochBatches"]
-
-UNLIMITED = 1 << 62
+__all__ = ["Course", "EpochBatches"]
 
 
 @dataclass
@@ -30,11 +28,10 @@ class Course:
     source: Source
     plan: Plan
     state: TrainerState
-    last_step: int
+    end: End
     num_epochs: int
     weigh: Callable[[Window], Window]
     batches_in_epoch: int = UNLIMITED
-    last_samples: float = math.inf
     agree: Callable[[Any], float] = float
     saw_data: bool = field(default=False, repr=False)
     open_epoch: Generator[Any, None, None] | None = field(default=None, repr=False)
@@ -62,12 +59,11 @@ class Course:
     def ends(self) -> bool:
         """Tell whether the last update was the last one."""
         state = self.state
-        is_done = state.global_step >= self.last_step or state.samples_seen >= self.last_samples
-        return state.stop_reason is not None or is_done
+        return state.stop_reason is not None or self.end.is_reached(state.global_step, state.samples_seen)
 
     def announce(self, ctx: Context) -> None:
         """Tell hooks how long the routine will be; what they assign at FIT_START counts."""
-        total = min(self.last_step, self.state.global_step + self.plan.total_steps) - self.state.global_step
+        total = min(self.end.step, self.state.global_step + self.plan.total_steps) - self.state.global_step
         per_epoch = max(1, self.plan.steps_in_epoch or total)
         ctx.num_train_batch = min(per_epoch, total)
         ctx.num_train_batch_last_epoch = total % per_epoch or per_epoch
@@ -82,11 +78,11 @@ class Course:
             if value == self._announced[name]:
                 continue
             if name == "num_train_epoch" and self.num_epochs < UNLIMITED:
-                self.num_epochs, self.last_step = value, UNLIMITED
+                self.num_epochs, self.end = value, End()
             elif name == "num_train_epoch":  # of one call among many
-                self.last_step = self._first[2] + value * (self.plan.steps_in_epoch or 1)
+                self.end = End(self._first[2] + value * (self.plan.steps_in_epoch or 1))
             elif name == "num_total_train_batch":
-                self.num_epochs, self.last_step = UNLIMITED, self._first[2] + value
+                self.num_epochs, self.end = UNLIMITED, End(self._first[2] + value)
             else:
                 self.batches_in_epoch = value
 
@@ -103,27 +99,19 @@ class Course:
         """Yield the rest of an epoch, each window weighed before its first backward, until the routine ends."""
         state = self.state
         self.saw_data = False
-        left = min(self.last_step - state.global_step, self.batches_in_epoch - state.epoch_step)
-        for window in self.source.windows(self.plan, epoch, state.position, left):
+        steps_left = min(self.end.step - state.global_step, self.batches_in_epoch - state.epoch_step)
+        samples_left = self.end.samples - state.samples_seen
+        for window in self.source.windows(self.plan, epoch, state.position, steps_left, samples_left):
             if self.ends:
                 return
             self.saw_data = True
-            yield self.weigh(self._shortened(window))
+            yield self.weigh(window)
 
     def leave_epoch(self) -> None:
         """End the walk over an epoch's batches, also one that failed or was left early."""
         if self.open_epoch is not None:
             self.open_epoch.close()
             self.open_epoch = None
-
-    def _shortened(self, window: Window) -> Window:
-        """Refuse to go past the last sample; only a run that changed its number of processes has one."""
-        if window.count > self.last_samples - self.state.samples_seen:
-            raise ConfigError(
-                "max_steps ended this run inside an update for the number of processes it began with; go on with that "
-                "number, or set another max_steps and accept_changes=True"
-            )
-        return window
 
     def close_epoch(self, steps_before: int) -> None:
         """Settle an epoch whose data has run out."""

@@ -81,6 +81,8 @@ class EvaluationSteps:
     def measure(self, ctx: Context) -> None:
         """Add the batch to the sums; they stay on the device."""
         window: Window = ctx.window
+        if not window.sizes[ctx.batch_in_window]:  # of another process: this one ran to keep it company
+            return
         weight = window.weights[ctx.batch_in_window]
         if weight:  # a mean over no unit is NaN
             self._loss = self._loss + ctx.outputs["loss"].double() * weight

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hezar_train.checkpoint import share_of, whole
 from hezar_train.errors import DataError, choices, suggestion
 
 __all__ = ["give_parameters", "shared_names", "take_parameters"]
@@ -30,7 +31,7 @@ def shared_names(model: nn.Module, local_parts: Iterable[str] | None, *, with_un
 def give_parameters(model: nn.Module, names: Iterable[str]) -> dict[str, torch.Tensor]:
     """Return independent copies on the CPU: training on does not change them."""
     state = model.state_dict()
-    return {name: state[name].detach().to("cpu", copy=True) for name in names}
+    return {name: whole(state[name]).detach().to("cpu", copy=True) for name in names}
 
 
 def take_parameters(model: nn.Module, given: Mapping[str, Any], names: Iterable[str], *, strict: bool) -> None:
@@ -47,7 +48,7 @@ def take_parameters(model: nn.Module, given: Mapping[str, Any], names: Iterable[
     values = {name: _as_tensor(name, value, state[name]) for name, value in given.items() if name in wanted}
     with torch.no_grad():
         for name, value in values.items():
-            state[name].copy_(value)
+            state[name].copy_(share_of(state[name], value))
 
 
 def _as_tensor(name: str, value: Any, like: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from hezar_train.checkpoint import CONFIG_FILE, STATE_FILE, unwrap
+from hezar_train.checkpoint import CONFIG_FILE, STATE_FILE, Parts, unwrap
 from hezar_train.checkpoint.disk import replace_file
 from hezar_train.checkpoint.tensors import tensor_file
 from hezar_train.config.files import write_atomically
 from hezar_train.trainer.saving import Snapshot
 
-__all__ = ["ExportNames", "export"]
+__all__ = ["ExportNames", "export", "save_own_config"]
 
 MODEL_CONFIG_FILE = "model_config.yaml"
 
@@ -37,11 +37,13 @@ class ExportNames:
     state: str
 
 
-def export(path: Path, snapshot: Snapshot, dataset: Any, names: ExportNames) -> None:
-    """Write weights, model config and preprocessor to `path`, the trainer's files to its subfolder."""
+def export(path: Path, snapshot: Snapshot, parts: Parts, dataset: Any, names: ExportNames) -> None:
+    """Write weights, model config and preprocessor to `path`, the trainer's files to its subfolder.
+
+    `parts` are the snapshot's, whole.
+    """
     below = path / names.subfolder
     below.mkdir(parents=True, exist_ok=True)
-    parts = snapshot.take()
     _write_tensors(path / names.model, parts.model)
     _write_tensors(below / names.optimizer, parts.optimizer)
     write_atomically(below / names.state, parts.files[STATE_FILE])
@@ -63,3 +65,9 @@ def _save_own(config: Any, folder: Path, filename: str) -> None:
         config.save_pretrained(str(folder))
     elif hasattr(config, "save"):
         config.save(str(folder), filename=filename)
+
+
+def save_own_config(dataset: Any, folder: Path, filename: str) -> None:
+    """Write the config of a dataset that has one into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_own(getattr(dataset, "config", None), folder, filename)

@@ -17,7 +17,7 @@ from hezar_train.data import Source
 from hezar_train.errors import ConfigError
 from hezar_train.loop import HookSet
 from hezar_train.optim import Schedule, build_optimizer, build_scheduler
-from hezar_train.plan import Plan, make_plan
+from hezar_train.plan import End, Plan, make_plan
 from hezar_train.runtime import Runtime
 from hezar_train.state import TrainerState
 from hezar_train.trainer.regularizers import Regularizer
@@ -48,6 +48,12 @@ class Finetuning:
         config = copy.copy(self._config)
         config.local_update_steps, config.batch_or_epoch = config.finetune_steps, config.finetune_batch_or_epoch
         return make_plan(config, source.num_samples, self._runtime.num_processes, source.batch_size)
+
+    def end(self, plan: Plan) -> End:
+        """Return where a finetuning ends: with a global batch by samples, which are the same on all processes."""
+        if self._config.global_batch_size is None:
+            return End(plan.total_steps)
+        return End(samples=plan.samples_of(0, plan.counted_steps))
 
     @contextmanager
     def begin(self, plan: Plan) -> Iterator[TrainerState]:

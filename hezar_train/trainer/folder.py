@@ -36,6 +36,8 @@ class RunFolder:
         self.config = self.root / "train_config.yaml"
         self.best = self.root / "best.json"
         self.recipe = self.root / "recipe.json"
+        self.hub = self.root / "hub.json"
+        self.environment = self.root / "environment.json"
         self.lock = self.root / "lock"
 
     def new_logs(self) -> Path:
@@ -61,6 +63,8 @@ class RunFolder:
                 self.config,
                 self.best,
                 self.recipe,
+                self.hub,
+                self.environment,
             )
             if path.exists()
         ]

@@ -17,10 +17,9 @@ import torch
 from hezar_train.data import preserved_randomness, seed_device, step_seed, without_company
 from hezar_train.events import EventStorage
 from hezar_train.loop import HookSet, Routine
-from hezar_train.plan import one_pass
+from hezar_train.plan import UNLIMITED, one_pass
 from hezar_train.trainer.assembly import Assembly
 from hezar_train.trainer.checks import refuse_absent_best
-from hezar_train.trainer.course import UNLIMITED
 from hezar_train.trainer.evaluation import EvaluationReport, looking_only
 from hezar_train.trainer.prediction import write_predictions
 from hezar_train.types import Mode
@@ -62,7 +61,6 @@ class Looking(Assembly):
         plan = one_pass(source.num_samples, source.batch_size, self.runtime.num_processes)
         total = plan.steps_in_epoch
         self.progress.start_evaluation(total)
-        self._replicas.share_buffers()
 
         def announce() -> None:
             self.ctx[f"num_{routine.split}_batch"], self.ctx[f"num_{routine.split}_epoch"] = total, 1
@@ -72,11 +70,15 @@ class Looking(Assembly):
                 EventStorage(),
                 preserved_randomness(),
                 looking_only(self.model),
+                self._replicas.looked_at(is_free=self._generate is not None),
                 routine.running(announce=announce),
                 routine.epoch(),
             ):
                 seed_device(step_seed(self.config.seed, 0, self.runtime.rank), self.runtime.device)
-                windows = map(without_company, source.windows(plan, 0, 0, max_batches or UNLIMITED))
+                samples_left = UNLIMITED if max_batches is None else max_batches * plan.batch_size
+                windows = source.windows(plan, 0, 0, UNLIMITED, samples_left)
+                if not self._replicas.walks_together:
+                    windows = map(without_company, windows)
                 routine.walk(map(self._weigh_here, windows) if weighs else windows)  # predictions may lack labels
         finally:
             self.progress.end_evaluation()

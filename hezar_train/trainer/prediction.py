@@ -43,6 +43,9 @@ class PredictionSteps:
     def collect(self, ctx: Context) -> None:
         """Hand each sample's prediction on, with its number."""
         window: Window = ctx.window
+        count = window.sizes[ctx.batch_in_window]
+        if not count:  # of another process: this one ran to keep it company
+            return
         found = self._handler.predictions(ctx.outputs, labels_of(ctx.batch))
         if found is None:
             raise DataError(
@@ -50,7 +53,6 @@ class PredictionSteps:
                 "logits, or pass a metrics_handler whose predictions() reads what there is."
             )
         values = found.tolist() if isinstance(found, torch.Tensor) else list(found)
-        count = window.sizes[ctx.batch_in_window]
         if len(values) != count:
             raise DataError(
                 f"there are {len(values)} predictions for {count} samples; expected one each, in their order. "

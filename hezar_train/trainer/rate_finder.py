@@ -24,10 +24,11 @@ from hezar_train.events import EventStorage
 from hezar_train.loop import Context, HookSet, Moment, Routine
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import Schedule
+from hezar_train.plan import UNLIMITED, End
 from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.trainer.checks import evaluation_sets
-from hezar_train.trainer.course import UNLIMITED, Course
+from hezar_train.trainer.course import Course
 from hezar_train.trainer.rate_curve import WHOLE_RANGE, LRFinderResult, problem_of_method
 from hezar_train.trainer.regularizers import Regularizer
 from hezar_train.trainer.steps import TrainSteps, Verbs
@@ -207,7 +208,7 @@ def find_lr(trainer: Trainer, settings: SweepSettings) -> LRFinderResult:
     )  # fmt: skip
     with EventStorage(), trainer._model_at_hand(), kept, closing(trainer._train_source()) as source:
         course = Course(
-            routine, source, trainer.plan, sweep.state, UNLIMITED, UNLIMITED, trainer._weigh, agree=trainer._agree
+            routine, source, trainer.plan, sweep.state, End(), UNLIMITED, trainer._weigh, agree=trainer._agree
         )
         return sweep.run(lambda: trainer._learn(course))
 

@@ -115,7 +115,7 @@ class Replanning(Looking):
             self._snapshot, config=self.config, plan=self.plan, facts=self._facts(), stopping=self._stopping,
             cursor=None if is_new_data else self._snapshot.cursor,
         )  # fmt: skip
-        self._due.plan, self._due.last_step, self._due.evaluates = self.plan, self._last_step(), self.evaluates
+        self._due.plan, self._due.end, self._due.evaluates = self.plan, self._end(), self.evaluates
         self._course = self._course_of_the_run(self._active())
         hooks = self.hooks[Mode.TRAIN]
         if not self.only_for_eval and "due" not in hooks.names(Moment.EPOCH_END):

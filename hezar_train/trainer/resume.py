@@ -14,12 +14,14 @@ from hezar_train.checkpoint import CONFIG_FILE, Checkpoint, CheckpointStore
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.hub import is_hub_address
 from hezar_train.optim import Schedule, set_momentum
 from hezar_train.plan import Plan, exactness_changes
 from hezar_train.runtime import logger
 from hezar_train.state import TrainerState
 from hezar_train.trainer.checks import parameters_of
 from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.publishing import fetch_into
 
 __all__ = ["apply_accepted", "find_checkpoint", "refuse_changes", "take_over"]
 
@@ -32,6 +34,8 @@ def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | No
     if not wanted:
         return None
     store = CheckpointStore(folder.checkpoints)
+    if is_hub_address(wanted):
+        return store.open(fetch_into(folder, str(wanted), config.to_dict()))
     if wanted is not True and str(wanted) not in NAMES:
         return store.open(Path(os.fspath(wanted)))
     if wanted == "best":
@@ -116,6 +120,6 @@ def _cut_window(checkpoint: Checkpoint, old: Plan, new: Plan) -> list[str]:
     """Tell of an update that an earlier `max_steps` cut short: a longer run would have made it whole."""
     state = checkpoint.state()
     is_cut = state["position"] % old.window_samples and not state["epoch_finished"]
-    if not is_cut or old.num_samples is None or new.total_steps <= old.total_steps:
+    if not is_cut or old.num_samples is None or new.counted_steps <= old.counted_steps:
         return []
     return [f"max_steps: it ended the run at step {state['global_step']}, inside an update that would now be whole"]

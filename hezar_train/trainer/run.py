@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hezar_train.checkpoint import CheckpointStore, CheckpointWriter
+from hezar_train.checkpoint import CheckpointStore, CheckpointWriter, SharedStore
 from hezar_train.config import TrainerConfig
 from hezar_train.events import EventStorage, Scalar
 from hezar_train.events.storage import RESERVED_NAMES
 from hezar_train.hooks import Actions, Progress, Stopping
+from hezar_train.hub import Pusher
 from hezar_train.optim import Schedule
 from hezar_train.runtime import Processes, logger
 from hezar_train.state import TrainerState
@@ -45,14 +46,20 @@ class Run:
     stopping: Stopping
     processes: Processes
     grad_norm: Callable[[], float | None]
+    pusher: Pusher | None = None
+    """What pushes to the Hub; only the main process has one, if any."""
     last_metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._is_abandoned = False
         self._totals: dict[str, int] = {}
         self._best_on_disk: int | None = None
-        store = CheckpointStore(self.folder.checkpoints)
-        self._writer = CheckpointWriter(store, self.config.async_save, self.config.save_total_limit)
+        group = self.snapshot.group
+        root = self.folder.checkpoints
+        store = CheckpointStore(root) if group is None else SharedStore(root, group)
+        self._saves_here = group is not None or self.records is not None
+        on_saved = None if self.pusher is None else self.pusher.note_saved
+        self._writer = CheckpointWriter(store, self.config.async_save, self.config.save_total_limit, on_saved)
 
     @property
     def actions(self) -> Actions:
@@ -61,7 +68,7 @@ class Run:
 
     def reserve_buffers(self) -> None:
         """Make the memory that a save copies into, while nobody waits for it."""
-        if self.config.save_enabled and self.config.async_save and self.processes.is_main:
+        if self.config.save_enabled and self.config.async_save and self._saves_here:
             size = self._writer.reserve(self.snapshot.take())
             logger.debug("background saves hold %.1f MB of host memory", size / 1e6)
 
@@ -88,20 +95,32 @@ class Run:
             self._write(measured)
 
     def save(self) -> None:
-        """Save a checkpoint of this update, in the background if the config says so; the main process does it."""
-        records = self.records
-        if records is None:
+        """Save a checkpoint of this update, in the background if the config says so.
+
+        The main process does it; where each has a share of the model, all do it together.
+        """
+        if not self._saves_here:
             return
         self.progress.pause()
-        self.state.files = records.flush()
-        if records.has_pending:
+        if self._logs_are_out():
+            self.snapshot.measured = self._measured()
+            before_commit = None if self.records is None else self.records.sync
+            self._writer.save(self.state.global_step, self.snapshot.take(before_commit), protect=self._protected())
+        self.progress.resume()
+
+    def _logs_are_out(self) -> bool:
+        """Hand all lines on; tell whether there was room for them: no checkpoint is ahead of its logs."""
+        is_full = False
+        if self.records is not None:
+            self.state.files = self.records.flush()
+            is_full = self.records.has_pending
+        if self.snapshot.group is not None:  # all save, or none
+            is_full = self.processes.share(is_full)
+        if is_full and self.processes.is_main:
             logger.warning(
                 "step %d is not saved: the disk is too full for the logs. Training goes on.", self.state.global_step
             )
-        else:
-            self.snapshot.measured = self._measured()
-            self._writer.save(self.state.global_step, self.snapshot.take(records.sync), protect=self._protected())
-        self.progress.resume()
+        return not is_full
 
     def _protected(self) -> set[int]:
         """Return the best checkpoints that retention must leave: the one on disk stays until a better one is there."""
@@ -127,6 +146,8 @@ class Run:
         if self.evaluate is not None and recorded is None and self.processes.is_main:
             details |= {"stop_reason": state.stop_reason}
             self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
+        if self.pusher is not None and state.best_checkpoint is not None:
+            self.pusher.note_best(state.best_checkpoint)
 
     def _recorded(self) -> dict[str, float] | None:
         found = self.folder.recorded_evaluation(self.state.global_step) if self.processes.is_main else None

@@ -14,11 +14,20 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hezar_train.checkpoint import CONFIG_FILE, Checkpoint, Parts, load_module_state
+from hezar_train.checkpoint import (
+    CONFIG_FILE,
+    Checkpoint,
+    Parts,
+    SavingGroup,
+    gather_shards,
+    gather_whole,
+    load_shards,
+)
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import to_yaml
-from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.errors import ConfigError
 from hezar_train.hooks import Stopping
+from hezar_train.hub import MODEL_CONFIG_FOLDER
 from hezar_train.loop import Hook
 from hezar_train.optim import Schedule
 from hezar_train.plan import Plan
@@ -43,16 +52,31 @@ class Snapshot:
     hooks: Sequence[Hook]
     facts: Mapping[str, Any] = field(default_factory=dict)
     write_preprocessor: Callable[[Path], None] | None = None
+    write_model_config: Callable[[Path], None] | None = None
     cursor: Any = None
     measured: Mapping[str, tuple[float, int, bool | None]] = field(default_factory=dict)
     hook_states: Mapping[str, Any] = field(default_factory=dict)
     stopping: Stopping | None = None
+    group: SavingGroup | None = None
+    """The processes that save together, because each has a share of the model; None: each has all of it."""
 
     def __post_init__(self) -> None:
         self._config_text = to_yaml(self.config.to_dict())  # once: it takes longer than a small model's copy
 
     def take(self, before_commit: Callable[[], None] | None = None) -> Parts:
-        """Gather everything by reference; the writer copies the tensors."""
+        """Gather everything that this process saves by reference; the writer copies the tensors."""
+        contents = self._contents(before_commit)
+        if self.group is None:
+            return Parts.gather(**contents)
+        return gather_shards(**contents, rank=self.group.rank, count=self.group.count)
+
+    def take_whole(self) -> Parts:
+        """Gather everything with whole tensors, on the main process; all processes call this together."""
+        if self.group is None:
+            return Parts.gather(**self._contents())
+        return gather_whole(**self._contents(), is_kept=self.group.is_main)
+
+    def _contents(self, before_commit: Callable[[], None] | None = None) -> dict[str, Any]:
         extra = {
             "plan": self.plan.to_dict(),
             "facts": dict(self.facts),
@@ -63,27 +87,22 @@ class Snapshot:
             "data": self.cursor,
             "measured": dict(self.measured),
         }
-        folders = {PREPROCESSOR_FOLDER: self.write_preprocessor} if self.write_preprocessor else {}
-        return Parts.gather(
-            model=self.model,
-            optimizer=self.optimizer.state_dict(),
-            state=self.state.to_dict(),
-            texts={CONFIG_FILE: self._config_text},
-            extra=extra,
-            folders=folders,
-            before_commit=before_commit,
-        )
+        writers = {PREPROCESSOR_FOLDER: self.write_preprocessor, MODEL_CONFIG_FOLDER: self.write_model_config}
+        folders = {name: write for name, write in writers.items() if write is not None}
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer.state_dict(),
+            "state": self.state.to_dict(),
+            "texts": {CONFIG_FILE: self._config_text},
+            "extra": extra,
+            "folders": folders,
+            "before_commit": before_commit,
+        }
 
     def put_back(self, checkpoint: Checkpoint) -> None:
         """Bring every object back to where the checkpoint has it."""
-        load_module_state(self.model, *checkpoint.model())
+        load_shards(checkpoint, self.model, self.optimizer)
         extra = checkpoint.extra()
-        try:
-            self.optimizer.load_state_dict(checkpoint.optimizer())
-        except ValueError as error:
-            raise CheckpointError(
-                f"the optimizer state of {checkpoint.path} does not fit this optimizer: {error}"
-            ) from error
         self.schedule.load_state_dict(extra["schedule"])
         if self.scaler is not None and extra["scaler"] is not None:
             self.scaler.load_state_dict(extra["scaler"])

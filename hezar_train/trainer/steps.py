@@ -18,7 +18,7 @@ from hezar_train.events import EventStorage
 from hezar_train.events.ledger import Ledger
 from hezar_train.loop import Context, HookSet, Moment
 from hezar_train.optim import Schedule
-from hezar_train.runtime import Replicas, Runtime, to_device
+from hezar_train.runtime import Replicas, Runtime, SyncedBatchNorm, to_device
 from hezar_train.state import TrainerState
 from hezar_train.trainer.models import labels_of, others_of
 from hezar_train.trainer.regularizers import Regularizer
@@ -101,8 +101,10 @@ class TrainSteps:
 
     def forward(self, ctx: Context) -> None:
         """Run the model and compute the loss."""
-        batch = ctx.batch
         own = ctx.__dict__
+        batch = own["batch"]
+        if self._world > 1:
+            SyncedBatchNorm.skips = own["window"].is_company(own["batch_in_window"])
         with self._autocast():
             own["outputs"] = outputs = self._verbs.forward(batch)
             own["loss"] = self._verbs.compute_loss(outputs, labels_of(batch), **others_of(batch))

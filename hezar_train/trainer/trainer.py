@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -27,9 +28,11 @@ from hezar_train.data import (
 from hezar_train.errors import DataError, HookError, HookTypeError
 from hezar_train.events import CSV_FILE, EventStorage, load_csv
 from hezar_train.hooks import print_facts
+from hezar_train.hub import PushNames, PushOutcome, push_run
 from hezar_train.loop import Context, Hook, HookSet, Routine
 from hezar_train.metrics import MetricsHandler, settle_handler
-from hezar_train.runtime import build_runtime, prepare_model
+from hezar_train.plan import UNLIMITED
+from hezar_train.runtime import build_runtime, prepare_model, prepare_with_plugin
 from hezar_train.state import TrainerState
 from hezar_train.trainer.calls import Calls, RoutineResult
 from hezar_train.trainer.checks import (
@@ -43,10 +46,10 @@ from hezar_train.trainer.checks import (
     size_of,
 )
 from hezar_train.trainer.context_names import context_names
-from hezar_train.trainer.course import UNLIMITED, Course, EpochBatches
+from hezar_train.trainer.course import Course, EpochBatches
 from hezar_train.trainer.decoding import decoder_of, label_names_of
 from hezar_train.trainer.evaluation import EvaluationReport
-from hezar_train.trainer.export import MODEL_CONFIG_FILE, ExportNames, export
+from hezar_train.trainer.export import MODEL_CONFIG_FILE, ExportNames, export, save_own_config
 from hezar_train.trainer.facts import facts_of
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.invariance import InvarianceReport, check_invariance
@@ -129,7 +132,6 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
         self.config = copy.deepcopy(config)
         self.folder = RunFolder(self.config)
         self._store = CheckpointStore(self.folder.checkpoints)
-        self._known_steps = self._store.steps()
         self.data_collator = data_collator
         self.model, self.optimizer = as_module(model), optimizer  # type: ignore[assignment]  # None until it is made
         self.accelerator: Any = accelerator
@@ -145,8 +147,10 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
         self.metrics_handler.expect(label_names_of(bare), decoder_of(bare, self.preprocessor) if reads_text else None)
         self._settle_data()
         self._init_dataloaders()
+        self._pusher = None
+        self.hub_uploaded: bool | None = None
         self._found = self._find_checkpoint()
-        self._carry_plan_over()
+        self._known_steps = self._store.steps()
         self._init_optimizer()
         if not self.only_for_eval:
             refuse_stranger(self.optimizer, self.model)
@@ -189,6 +193,7 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
         if self.only_for_eval and not any(one.requires_grad for one in self.model.parameters()):
             self.optimizer = self.optimizer or torch.optim.SGD([torch.zeros(0)])  # nothing will ever be stepped
         self.optimizer = self.optimizer or self.build_optimizer()
+        self.model, self.optimizer = prepare_with_plugin(self.model, self.optimizer, self.accelerator)
 
     def _init_history(self) -> None:
         """Set `storage`, where everything measured goes."""
@@ -202,6 +207,7 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
         self._refuse_to_train(target_data_split_name)
         self._begin_call()
         if self._is_finished():
+            self._push_rest()
             return self._say_done()
         self.print_info()
         is_round = self.config.local_update_steps is not None
@@ -209,6 +215,7 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
         hooks = self.hooks[Mode.TRAIN] if hooks_set is None else hooks_set
         with self._under_way() as run, self._measured_around() as around:
             self._walk_run(hooks, target_data_split_name)
+        self._finish_pushes()
         self.progress.say("Training done!")
         return RoutineResult(self.state.samples_seen - before, run.last_metrics | around, self.get_model_para)
 
@@ -223,7 +230,7 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
             seed_device(step_seed(self.config.seed, 0, self.runtime.rank), self.runtime.device)
             with self._tuning.begin(plan) as state:
                 course = Course(
-                    routine, source, plan, state, plan.total_steps, UNLIMITED, self._weigh, agree=self._agree
+                    routine, source, plan, state, self._tuning.end(plan), UNLIMITED, self._weigh, agree=self._agree
                 )
                 try:
                     self._learn(course)
@@ -448,8 +455,49 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
             lr_scheduler=lr_scheduler_file or self.lr_scheduler_file,
             state=self.trainer_state_file,
         )
-        self.runtime.processes.on_main(lambda: export(Path(path), self._snapshot, self.train_dataset, names))
+        parts = self._snapshot.take_whole()
+        self.runtime.processes.on_main(lambda: export(Path(path), self._snapshot, parts, self.train_dataset, names))
         return Path(path)
+
+    def push_to_hub(
+        self,
+        repo_id: str | None = None,
+        config_filename: str | None = None,
+        push_model: bool = True,
+        push_optimizer: bool = True,
+        push_logs: bool = True,
+        model_filename: str | None = None,
+        model_config_filename: str | None = None,
+        optimizer_filename: str | None = None,
+        subfolder: str | None = None,
+        dataset_config_filename: str | None = None,
+        commit_message: str | None = None,
+        private: bool | None = None,
+        hezar_format: bool = False,
+    ) -> PushOutcome | None:
+        """Push the newest checkpoint with everything that belongs to it in one commit, and wait for it.
+
+        The main process does it and returns the commit (`.oid`, `.url`), the others None. `hezar_format` adds the
+        weights as hezar's own `model.save` writes them, which is a pickle.
+        """
+        names = PushNames(
+            config_filename or self.trainer_config_file, model_filename or self.model_file, model_config_filename,
+            optimizer_filename or self.optimizer_file, subfolder or self.trainer_subfolder,
+            push_model=push_model, push_optimizer=push_optimizer, push_logs=push_logs,
+        )  # fmt: skip
+        dataset_config = dataset_config_filename or self.dataset_config_file
+
+        def push() -> PushOutcome:
+            with TemporaryDirectory() as extra:
+                save_own_config(self.train_dataset, Path(extra) / names.subfolder, dataset_config)
+                if hezar_format:
+                    unwrap(self.model).save(extra)  # type: ignore[operator]
+                return push_run(
+                    self.folder.root, repo_id, commit_message=commit_message, private=private, names=names,
+                    extra_folder=Path(extra),
+                )  # fmt: skip
+
+        return self.runtime.processes.on_main(push)
 
     def register_hooks(self, hooks: Iterable[Hook | None]) -> None:
         """Add hook objects; each runs at the moments whose methods it has, and gets back the state that was saved."""

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hezar_train.checkpoint import local_part
 from hezar_train.data import preserved_randomness
 from hezar_train.errors import DataError
 from hezar_train.optim import Schedule
@@ -77,13 +78,14 @@ def _kept(value: Any, memo: Memo) -> Restore:
 
 
 def _kept_tensor(tensor: torch.Tensor) -> Restore:
-    saved = tensor.detach().clone()
+    own = local_part(tensor)
+    saved = own.detach().clone()
     # an expanded tensor has one value in many places, which may be written only once
-    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in own.stride())
 
     def restore() -> torch.Tensor:
         with torch.no_grad():
-            tensor[once].copy_(saved[once])
+            own[once].copy_(saved[once])
         return tensor
 
     return restore

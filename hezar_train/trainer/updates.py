@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from hezar_train.config import TrainerConfig
+from hezar_train.runtime.sharding import gradient_norm, local_gradients
 
 __all__ = ["Updater"]
 
@@ -23,6 +24,7 @@ class Updater:
         self._max_norm = config.max_grad_norm
         self._parameters: list[torch.Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
+        self._is_shared_out = any(hasattr(p, "device_mesh") for p in self._parameters)
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
 
     @property
@@ -39,6 +41,8 @@ class Updater:
         """Return the norm over all gradients, unscaled; it stays on the device."""
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
+        if self._is_shared_out:
+            return gradient_norm(self._parameters)
         gradients = self._gradients()
         if not gradients:
             return torch.zeros(())
@@ -76,4 +80,7 @@ class Updater:
             parameter.grad = None
 
     def _gradients(self) -> list[torch.Tensor]:
+        """Return what this process holds of the gradients."""
+        if self._is_shared_out:
+            return local_gradients(self._parameters)
         return [p.grad for p in self._parameters if p.grad is not None]

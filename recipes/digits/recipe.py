@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -10,6 +14,7 @@ from hezar_train import Recipe
 from hezar_train.errors import MissingDependencyError
 
 NUM_CLASSES = 10
+SIDE = 8
 LARGEST_PIXEL = 16
 SPLIT_SEED = 0  # not the run's: every run is tested on the same digits
 
@@ -57,3 +62,15 @@ def build(channels: int = 16, dropout: float = 0.3, test_share: float = 0.2) -> 
         train_dataset=TensorDataset(pixels[train], labels[train]),
         eval_dataset=TensorDataset(pixels[test], labels[test]),
     )
+
+
+def read(given: Path, preprocessor: Any) -> tuple[torch.Tensor]:  # noqa: ARG001
+    """Turn a picture of one digit, cut to its edges, into a sample without a label; ink may be light or dark."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise MissingDependencyError("pillow", "recipes", "reading pictures") from error
+    with Image.open(given) as picture:
+        grey = ImageOps.autocontrast(ImageOps.grayscale(picture).resize((SIDE, SIDE), Image.Resampling.BOX))
+    pixels = torch.from_numpy(np.array(grey, dtype=np.float32) / 255).unsqueeze(0)
+    return (pixels if pixels.mean() < 0.5 else 1 - pixels,)

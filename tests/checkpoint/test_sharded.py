@@ -26,7 +26,7 @@ from hezar_train.checkpoint.shards import Box, ShardIndex
 from hezar_train.checkpoint.shared_store import SavingGroup, SharedStore
 from hezar_train.checkpoint.tensors import read_tensors
 from hezar_train.errors import CheckpointError
-from hezar_train.runtime.sharding import clip_gradients, shard_model
+from hezar_train.runtime.sharding import shard_model
 
 TEXTS = {"train_config.yaml": "seed: 0\n"}
 MAX_NORM = 0.5
@@ -77,7 +77,7 @@ class Process:
             ids = torch.arange(12).mul(step + 3).remainder(7)[self.rank :: self.count]
             self.optimizer.zero_grad()
             nn.functional.cross_entropy(self.runner(ids), ids.add(step).remainder(7)).backward()
-            clip_gradients(self.model.parameters(), MAX_NORM)
+            nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
             self.optimizer.step()
 
     def parts(self, step: int) -> ShardedParts:

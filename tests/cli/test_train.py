@@ -9,16 +9,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from click.testing import Result
+
+Invoke = Callable[..., Result]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_a_run_that_is_done_says_so_when_it_is_started_again(run: Run, smoke: str, tmp_path: Path) -> None:
-    first, second = run("train", smoke), run("train", smoke)
-    assert (first.returncode, second.returncode) == (0, 0)
+def test_a_run_that_is_done_says_so_when_it_is_started_again(
+    run: Run, invoke: Invoke, smoke: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "hezar_train")
+    first, second = run("train", smoke), invoke("train", smoke)
+    assert (first.returncode, second.exit_code) == (0, 0)
     assert "nothing to resume in runs/digits-smoke/checkpoints: starting from the beginning" in first.stderr
     assert "Training done!" in first.stdout
     assert "Everything lies in runs/digits-smoke; the best checkpoint is that of step 12" in first.stdout
-    assert "already trained to the end (step 12, epoch 1)" in second.stderr
+    assert "already trained to the end (step 12, epoch 1)" in caplog.text
     assert "Training done!" not in second.stdout
     record = json.loads((tmp_path / "runs/digits-smoke/recipe.json").read_text())
     assert (record["config"], record["options"]) == ("smoke.yaml", {"channels": 4})
@@ -26,9 +33,20 @@ def test_a_run_that_is_done_says_so_when_it_is_started_again(run: Run, smoke: st
     assert "\x1b" not in first.stdout + first.stderr
 
 
-def test_an_unknown_key_is_refused_with_the_right_one(run: Run) -> None:
-    done = run("train", "digits", "learning_rte=0.1", "recipe.dropuot=0.5", "epochs=3")
-    assert (done.returncode, done.stdout) == (2, "")
+def test_a_run_that_was_to_be_uploaded_and_was_not_leaves_with_75(
+    invoke: Invoke, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    wish = ["push_to_hub=true", "hub_model_id=me/sums", "hub_wait_seconds=0.1"]
+    done = invoke("train", "sums", "output_dir=runs/pushed", *wish)
+    assert done.exit_code == 75
+    assert "Not uploaded. `hezar-train push runs/pushed` finishes it." in done.stderr
+    assert (trained.parent / "pushed/checkpoints/00000006").is_dir()
+
+
+def test_an_unknown_key_is_refused_with_the_right_one(invoke: Invoke) -> None:
+    done = invoke("train", "digits", "learning_rte=0.1", "recipe.dropuot=0.5", "epochs=3")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert "recipe.dropuot is not an option of this recipe" in done.stderr
     assert "Did you mean 'dropout'?" in done.stderr
     assert "'learning_rte' is not a field. Did you mean 'learning_rate'?" in done.stderr
@@ -36,15 +54,16 @@ def test_an_unknown_key_is_refused_with_the_right_one(run: Run) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_recipe_is_refused_with_the_known_ones(run: Run) -> None:
-    done = run("train", "digit")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no recipe 'digit'. Recipes found: digits. Did you mean 'digits'?")
+def test_an_unknown_recipe_is_refused_with_the_known_ones(invoke: Invoke) -> None:
+    done = invoke("train", "digit")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: there is no recipe 'digit'. Recipes found: digits, ")
+    assert "Did you mean 'digits'?" in done.stderr
 
 
-def test_a_missing_argument_is_a_usage_error(run: Run) -> None:
-    done = run("train")
-    assert done.returncode == 2
+def test_a_missing_argument_is_a_usage_error(invoke: Invoke) -> None:
+    done = invoke("train")
+    assert done.exit_code == 2
     assert "Missing argument 'RECIPE'" in done.stderr
 
 
@@ -70,11 +89,11 @@ def test_sigterm_saves_and_leaves_with_143_and_the_same_command_goes_on(
     assert f"resuming from runs/digits-smoke/checkpoints/{saved:08d}" in again.stderr
 
 
-def test_a_damaged_run_is_a_failure_and_not_a_mistake(run: Run, smoke: str, tmp_path: Path) -> None:
+def test_a_damaged_run_is_a_failure_and_not_a_mistake(invoke: Invoke, smoke: str, tmp_path: Path) -> None:
     damaged = tmp_path / "runs/digits-smoke/checkpoints/00000005"
     damaged.mkdir(parents=True)
     (damaged / "manifest.json").write_text("{}")
-    done = run("train", smoke)
-    assert done.returncode == 1
+    done = invoke("train", smoke)
+    assert done.exit_code == 1
     assert "error: no checkpoint in runs/digits-smoke/checkpoints can be loaded" in done.stderr
     assert "Traceback" not in done.stderr

@@ -47,6 +47,7 @@ def test_the_defaults_are_as_documented() -> None:
         *("local_update_steps", "local_param", "finetune_optimizer", "finetune_optimizer_kwargs"),
         *("finetune_learning_rate", "finetune_weight_decay", "finetune_lr_scheduler", "finetune_lr_scheduler_kwargs"),
         *("finetune_freeze_param", "finetune_param"),
+        *("hub_model_id", "hub_private", "hub_revision", "hub_card"),
     }
     values = TrainerConfig("run").to_dict()
     assert {name for name, value in values.items() if value is None} == nones
@@ -75,6 +76,7 @@ def test_the_defaults_are_as_documented() -> None:
         "logs_dir": "logs",
         "compile": False,
         "gradient_checkpointing": False,
+        "sharding": "none",
         "sync_batchnorm": False,
         "early_stopping_threshold": 0.0,
         "early_stopping_mode": "best",
@@ -88,6 +90,9 @@ def test_the_defaults_are_as_documented() -> None:
         "finetune_steps": 1,
         "finetune_batch_or_epoch": "batch",
         "finetune_reinit": False,
+        "push_to_hub": False,
+        "hub_strategy": "end",
+        "hub_wait_seconds": 300.0,
     }
 
 

@@ -81,6 +81,11 @@ def test_samples_and_steps_draw_from_different_streams() -> None:
     assert not samples & steps
 
 
+def test_no_two_processes_draw_alike_in_a_step() -> None:
+    seeds = {step_seed(1, step, rank) for step in range(200) for rank in range(8)}
+    assert len(seeds) == 200 * 8
+
+
 def test_prefixes_that_read_alike_are_different_streams() -> None:
     prefixes = [(1, 23), (12, 3), ("1", 23), (1, "23"), ("1, 23",), (123,), ()]
     assert len({SeedStream(0, *prefix).at(0) for prefix in prefixes}) == len(prefixes)

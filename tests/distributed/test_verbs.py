@@ -226,4 +226,4 @@ def test_only_the_main_process_writes_and_prints(tmp_path: Path) -> None:
     assert "Training done!" in outcomes[0].output
     assert outcomes[1].output == ""
     rows = next((tmp_path / "run/logs").glob("*/metrics.json")).read_text().splitlines()
-    assert sum('"mine"' in row for row in rows) == 8
+    assert sum('"mine"' in row for row in rows) == 16  # once for each step

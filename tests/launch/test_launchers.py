@@ -75,7 +75,18 @@ def test_the_trainers_own_accelerator_takes_the_cpu_for_granted(run: Run) -> Non
     assert (done.returncode, sorted(done.stdout.split("\n"))[-2:]) == (0, BOTH)
 
 
-def test_a_launcher_that_silently_starts_one_process_is_refused_by_a_distributed_config(run: Run) -> None:
-    done = run("accelerate launch --cpu --num_processes 2 train.py", "distributed")
+@pytest.mark.parametrize("option", ["--num_processes 2", "--num_processes=2", "--num-processes 2"])
+def test_a_launcher_that_silently_starts_one_process_is_refused(run: Run, option: str) -> None:
+    done = run(f"accelerate launch --cpu {option} train.py")
+    assert done.returncode == 1
+    assert "refused: accelerate launch was asked for 2 processes and has started one" in done.stderr
+
+
+def test_a_launcher_that_was_asked_for_one_process_is_not(run: Run) -> None:
+    assert run("accelerate launch --cpu --num_processes 1 train.py").returncode == 0
+
+
+def test_a_distributed_config_wants_more_than_one_process(run: Run) -> None:
+    done = run("accelerate launch --cpu train.py", "distributed")
     assert done.returncode == 1
     assert "refused: distributed=True, but there is one process." in done.stderr

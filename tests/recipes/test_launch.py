@@ -67,11 +67,11 @@ def test_a_recipe_is_found_by_name_folder_and_config_file(folder: Path, given: s
 def test_a_name_in_the_folder_at_hand_comes_before_the_shipped_one(folder: Path) -> None:
     folder.rename(folder.with_name("digits"))
     assert load_recipe("digits").options == {"width": 3}
-    assert recipe_names() == ["digits"]
+    assert recipe_names().count("digits") == 1
 
 
 def test_the_shipped_recipes_are_found_from_anywhere(folder: Path) -> None:
-    assert recipe_names() == ["digits", "line"]
+    assert {"digits", "line"} <= set(recipe_names())
     assert load_recipe("digits").config.task == "image_classification"
 
 

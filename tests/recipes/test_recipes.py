@@ -61,9 +61,9 @@ def test_the_digits_are_split_in_the_same_way_in_every_run_and_share_no_sample()
 
 
 def _build_of(name: str):  # type: ignore[no-untyped-def]
-    from hezar_train.launch import _import
+    from hezar_train.launch import import_recipe
 
-    return _import(next(folder for folder in RECIPES if folder.name == name) / "recipe.py").build
+    return import_recipe(next(folder for folder in RECIPES if folder.name == name) / "recipe.py").build
 
 
 @pytest.mark.slow

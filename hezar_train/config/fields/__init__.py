@@ -7,6 +7,7 @@ from hezar_train.config.fields.data import DataFields
 from hezar_train.config.fields.evaluation import EvaluationFields
 from hezar_train.config.fields.finetune import FinetuneFields
 from hezar_train.config.fields.hardware import HardwareFields
+from hezar_train.config.fields.hub import HubFields
 from hezar_train.config.fields.log import LogFields
 from hezar_train.config.fields.optimizer import OptimizerFields
 from hezar_train.config.fields.regularizer import RegularizerFields
@@ -21,6 +22,7 @@ __all__ = [
     "EvaluationFields",
     "FinetuneFields",
     "HardwareFields",
+    "HubFields",
     "LogFields",
     "OptimizerFields",
     "RegularizerFields",

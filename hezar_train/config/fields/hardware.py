@@ -12,6 +12,8 @@ from hezar_train.types import PrecisionType
 
 __all__ = ["HardwareFields"]
 
+SHARDINGS = ("none", "full")
+
 
 @dataclass(kw_only=True)
 class HardwareFields:
@@ -33,12 +35,19 @@ class HardwareFields:
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass to save memory; refused for models that cannot."""
 
+    sharding: str = "none"
+    """"full": each process keeps a share of weights, gradients and optimizer state (FSDP2); "none": a copy of all."""
+
     sync_batchnorm: bool = False
     """Let batch normalisation see the batches of all processes together."""
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
         yield from flag("compile", self.compile)
+        yield from one_of("sharding", self.sharding, SHARDINGS, optional=False)
+        if self.sharding == "full" and self.mixed_precision in {"fp16", "fp8"}:
+            asked = str(self.mixed_precision)
+            yield f"mixed_precision={asked!r} cannot be used with sharding='full'. Use 'bf16' or None."
         yield from flag("sync_batchnorm", self.sync_batchnorm)
         yield from flag("gradient_checkpointing", self.gradient_checkpointing)
         yield from self._problems_of_device()

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from hezar_train.checkpoint import load_module_state, unwrap
+from hezar_train.checkpoint import load_shards, unwrap
 from hezar_train.checkpoint.at_path import open_checkpoint, write_checkpoint
 from hezar_train.data import Source
 from hezar_train.events import EventWriter, SummaryWriterAdapter
@@ -198,21 +198,23 @@ class EpochView:
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint to a folder of your own, whole or not at all; one that is there is replaced."""
         self._refuse_while_learning("save_checkpoint()", "set save_steps, or call request_save()")
-        return write_checkpoint(Path(path), self._snapshot.take(), self.state.global_step)
+        parts = self._snapshot.take_whole()
+        self.runtime.processes.on_main(lambda: write_checkpoint(Path(path), parts, self.state.global_step))
+        return Path(path)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Go to where a checkpoint was saved; without training data, load its weights alone."""
         self._refuse_while_learning("load_checkpoint()")
         checkpoint = open_checkpoint(Path(path))
         if self.only_for_eval:
-            load_module_state(self.model, *checkpoint.model())
+            load_shards(checkpoint, self.model)
             return
         self._restore(checkpoint)
         self._checkpoint = checkpoint
 
     def load_model_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Load the weights of a checkpoint, all of which must fit; optimizer, rate and epoch stay."""
-        load_module_state(self.model, *open_checkpoint(Path(path)).model())
+        load_shards(open_checkpoint(Path(path)), self.model)
 
     def _changed(self, **changes: Any) -> TrainerConfig:
         return copy.deepcopy(self.config).update(changes)

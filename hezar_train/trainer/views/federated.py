@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hezar_train.checkpoint import load_round, save_round, unwrap
+from hezar_train.checkpoint import load_round, round_tensors, unwrap, write_round
 from hezar_train.data import parse_splits
 from hezar_train.errors import HookError
 from hezar_train.loop import HookCall, HookSet, Moment, name_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hezar_train.config import TrainerConfig
+    from hezar_train.runtime import Runtime
 
 __all__ = ["FederatedView", "register_at"]
 
@@ -31,6 +32,7 @@ class FederatedView:
         config: TrainerConfig
         model: nn.Module
         hooks: dict[Mode, HookSet]
+        runtime: Runtime
 
         def _replan(self, config: TrainerConfig, splits: Any = None) -> None: ...
 
@@ -114,7 +116,8 @@ class FederatedView:
 
     def save_model(self, path: str | os.PathLike[str], cur_round: int = -1) -> None:
         """Write the weights, and the round they are of, to one file."""
-        save_round(Path(path), unwrap(self.model), cur_round)
+        tensors = round_tensors(unwrap(self.model), cur_round)
+        self.runtime.processes.on_main(lambda: write_round(Path(path), tensors))
 
     def load_model(self, path: str | os.PathLike[str]) -> int:
         """Read what `save_model` wrote; return the round."""

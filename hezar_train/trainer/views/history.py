@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from hezar_train.events import EventStorage
+    from hezar_train.runtime import Runtime
     from hezar_train.state import TrainerState
 
 __all__ = ["HistoryView"]
@@ -34,6 +35,7 @@ class HistoryView:
 
     if TYPE_CHECKING:
         storage: EventStorage
+        runtime: Runtime
         state: TrainerState
 
     def get_loss_history(self) -> Floats | None:
@@ -70,7 +72,8 @@ class HistoryView:
 
     def save_history(self, path: str | os.PathLike[str]) -> Path:
         """Write everything measured so far into one JSON file."""
-        return self.storage.save_history(path)
+        self.runtime.processes.on_main(lambda: self.storage.save_history(path))
+        return Path(path)
 
     def load_history(self, path: str | os.PathLike[str]) -> None:
         """Read a saved history; what this trainer measures from now on follows it."""

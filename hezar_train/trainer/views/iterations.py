@@ -26,6 +26,7 @@ from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.trainer.checks import tell_weights
 from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.publishing import local_weights
 from hezar_train.trainer.resume import find_checkpoint
 from hezar_train.types import Mode
 
@@ -171,7 +172,7 @@ class IterationView:
         if source is None:
             logger.info("init_weights_from is not set: the weights stay as they are")
             return
-        tell_weights(initial_weights(self.model, source), source)
+        tell_weights(initial_weights(self.model, local_weights(source)), source)
 
 
 def total_loss(outputs: Mapping[str, Any]) -> torch.Tensor:

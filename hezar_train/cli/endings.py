@@ -1,0 +1,126 @@
+"""How a command ends: exit codes, and errors as one readable block, with a traceback only for those who ask."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import tempfile
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import click
+
+from hezar_train.errors import ConfigError, DataError, HezarTrainError, HubError, TrainingInterrupted
+
+__all__ = [
+    "DEBUG",
+    "EXIT_CODES",
+    "EXIT_FAILED",
+    "EXIT_NOT_UPLOADED",
+    "Commands",
+    "is_main_process",
+    "show_error",
+    "show_unexpected",
+]
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2  # also click's own code for a wrong command line
+EXIT_NOT_UPLOADED = 75  # the system's word for "try again later"
+EXIT_INTERRUPTED = 130
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done (also: it was done already)
+  1    failed: a damaged checkpoint, a locked folder, a loss that is not finite, an unexpected error
+  2    refused: a mistake in the config, the data or the command line
+  75   trained, but not uploaded to the Hub: `hezar-train push RUN` finishes it
+  130  interrupted by Ctrl-C; after the first one, the run was saved
+  143  ended by SIGTERM; the run was saved"""
+
+DEBUG = "hezar_train.debug"
+SHIPPED_RECIPES = "_recipes"
+
+
+class Commands(click.Group):
+    """Show the package's errors as one readable block and turn them into exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Keep the order in which the commands were added: what a newcomer needs comes first."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except TrainingInterrupted as interruption:
+            click.echo(f"{interruption} The same command goes on from there.", err=True)
+            raise
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+        except HezarTrainError as error:
+            if ctx.find_root().meta.get(DEBUG):
+                traceback.print_exc()
+            else:
+                show_error(str(error))
+            ctx.exit(_exit_code(error))
+
+
+def _exit_code(error: HezarTrainError) -> int:
+    if isinstance(error, HubError):
+        return EXIT_NOT_UPLOADED
+    return EXIT_REFUSED if isinstance(error, ConfigError | DataError) else EXIT_FAILED
+
+
+def show_error(words: str) -> None:
+    """Print an error as one block."""
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(words, err=True)
+
+
+def show_unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that nobody expected: what, where in the user's own code, and where the whole traceback is."""
+    lines = [f"{kind.__name__}: {error}"]
+    if (place := _place(trace)) is not None:
+        shown = os.path.relpath(place.filename) if Path(place.filename).is_relative_to(Path.cwd()) else place.filename
+        lines.append(f"  in {shown}, line {place.lineno}, {place.name}:")
+        lines.append(f"    {place.line}")
+    kept = _keep(kind, error, trace)
+    where = "" if kept is None else f" The traceback is in {kept}."
+    lines.append(f"This was not expected.{where} --debug shows it here.")
+    show_error("\n".join(lines))
+
+
+def is_main_process() -> bool:
+    """Tell whether this process speaks for all of its group."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _place(trace: TracebackType | None) -> traceback.FrameSummary | None:
+    """Return the last line of the user's own code or of a recipe, else the last of all."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    return next(reversed(own or frames), None)
+
+
+def _is_own(filename: str) -> bool:
+    path, package = Path(filename), Path(__file__).parents[1]
+    if path.is_relative_to(package):
+        return path.is_relative_to(package / SHIPPED_RECIPES)
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in libraries)
+
+
+def _keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str | None:
+    """Write the traceback to a file, for what took hours may not be worth repeating; None where that fails."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="hezar-train-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(" ".join(sys.argv) + "\n\n" + "".join(traceback.format_exception(kind, error, trace)))
+    except OSError:
+        return None
+    return file.name

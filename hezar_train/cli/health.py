@@ -1,0 +1,107 @@
+"""`verify` and `audit`: is what a run saved whole, and did it train on what it should have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hezar_train.cli.endings import EXIT_FAILED
+from hezar_train.cli.options import debug_option, plain_warnings, run_argument
+from hezar_train.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hezar_train.checkpoint import CheckpointStore
+
+__all__ = ["audit", "verify"]
+
+MEGABYTE = 1_000_000
+
+
+@click.command("verify", short_help="Check the health of every checkpoint of a run.")
+@run_argument
+@debug_option
+def verify(run: str) -> None:
+    """Check every checkpoint of a run against its manifest: each file is there, and has the bytes that were written.
+
+    The exit code is 1 if one is damaged.
+
+    \b
+    Example:
+      hezar-train verify runs/digits
+    """
+    from hezar_train.checkpoint import CheckpointStore
+    from hezar_train.config import read_mapping
+    from hezar_train.launch import run_config
+
+    with plain_warnings():
+        config = run_config(run)
+    store = CheckpointStore(Path(run) / config.checkpoints_dir)
+    steps, best_file = store.steps(), Path(run) / "best.json"
+    if not steps:
+        raise CheckpointError(f"{store.root} holds no checkpoints: there is nothing to verify")
+    best = read_mapping(best_file).get("step") if best_file.is_file() else None
+    num_damaged = sum(not _is_whole(store, step, is_best=step == best) for step in steps)
+    is_best_missing = best is not None and best not in steps
+    if is_best_missing:
+        _tell(False, f"{best_file} names step {best}, which has no checkpoint")
+    if num_damaged:
+        words = f"{num_damaged} of {len(steps)} checkpoints damaged"
+        click.echo(f"{words}; a resume takes the newest that is whole", err=True)
+    if num_damaged or is_best_missing:
+        sys.exit(EXIT_FAILED)
+    click.echo("1 checkpoint, whole" if len(steps) == 1 else f"{len(steps)} checkpoints, all whole")
+
+
+def _is_whole(store: CheckpointStore, step: int, *, is_best: bool) -> bool:
+    from hezar_train.checkpoint import Checkpoint
+
+    path, mark = store.path(step), " (best)" if is_best else ""
+    try:
+        found = Checkpoint(path).step
+    except CheckpointError as error:
+        _tell(False, f"{path.name}{mark}: {error}")
+        return False
+    if found != step:
+        _tell(False, f"{path.name}{mark}: the folder is named after step {step} but holds step {found}")
+        return False
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    _tell(True, f"{path.name}  {size / MEGABYTE:.1f} MB{mark}")
+    return True
+
+
+@click.command("audit", short_help="Prove that every sample was trained once per epoch.")
+@run_argument
+@debug_option
+def audit(run: str) -> None:
+    """Prove from the ledger of a run that every sample was trained exactly once per epoch, and say what was checked.
+
+    The exit code is 1 if it is not so.
+
+    \b
+    Example:
+      hezar-train audit runs/digits
+    """
+    from hezar_train.cli.audit import audit_run
+    from hezar_train.launch import run_config
+
+    with plain_warnings():
+        config = run_config(run)
+    found = audit_run(Path(run), config)
+    click.echo(f"{found.num_updates} updates in {Path(run) / 'ledger.jsonl'}")
+    for words in found.proven:
+        _tell(True, words)
+    for words in found.problems:
+        _tell(False, words)
+    if found.problems:
+        click.echo("Not every sample was trained exactly once per epoch.", err=True)
+        sys.exit(EXIT_FAILED)
+    so_far = "" if found.is_whole else ", as far as the run has come"
+    click.echo(f"Every sample was trained exactly once per epoch{so_far}.")
+
+
+def _tell(is_well: bool, words: str) -> None:
+    click.secho("  ok   " if is_well else "  BAD  ", fg="green" if is_well else "red", nl=False)
+    click.echo(words)

@@ -1,0 +1,153 @@
+"""What several commands share: their arguments, what a shell completes, warnings, and the paper they print on."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from hezar_train.cli.endings import DEBUG, is_main_process
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = [
+    "NUM_RESTARTS",
+    "SAVED_BEFORE",
+    "complete_fields",
+    "complete_recipes",
+    "debug_option",
+    "overrides_argument",
+    "plain_warnings",
+    "process_options",
+    "recipe_argument",
+    "recipe_option",
+    "run_argument",
+    "show",
+    "shown_path",
+    "table",
+]
+
+SAVED_BEFORE = "HEZAR_TRAIN_SAVED_BEFORE"
+NUM_RESTARTS = 3
+WIDTH_OF_FILES = 200
+
+Command = Callable[..., Any]
+
+
+def debug_option(command: Command) -> Command:
+    """Accept --debug before and after the name of a command."""
+    words = "Show the traceback of an error."
+    return click.option("--debug", is_flag=True, expose_value=False, callback=_note_debug, help=words)(command)
+
+
+def _note_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.find_root().meta[DEBUG] = value or ctx.find_root().meta.get(DEBUG, False)
+    if value:
+        sys.excepthook = sys.__excepthook__
+
+
+def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    """Offer the names of recipes, and files."""
+    from hezar_train.launch import recipe_names
+
+    names = [CompletionItem(name) for name in recipe_names() if name.startswith(incomplete)]
+    return names or [CompletionItem(incomplete, type="file")]
+
+
+def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    """Offer the names of fields."""
+    from hezar_train.config import TrainerConfig
+
+    return [CompletionItem(name) for name in TrainerConfig.fields() if name.startswith(incomplete)]
+
+
+def _complete_overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the names of fields with their equals sign."""
+    return [CompletionItem(f"{item.value}=") for item in complete_fields(ctx, param, incomplete)]
+
+
+def recipe_argument(command: Command) -> Command:
+    """Take RECIPE: a name, a folder or a config file."""
+    return click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipes)(command)
+
+
+def run_argument(command: Command) -> Command:
+    """Take RUN: the folder of a run."""
+    return click.argument("run", metavar="RUN", type=click.Path(file_okay=True))(command)
+
+
+def overrides_argument(command: Command) -> Command:
+    """Take any number of KEY=VALUE."""
+    return click.argument(
+        "overrides", metavar="[KEY=VALUE]...", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_overrides
+    )(command)
+
+
+def recipe_option(command: Command) -> Command:
+    """Take --recipe, for a run whose recipe has moved."""
+    words = "Where the recipe is, if it is not found."
+    return click.option("--recipe", metavar="FOLDER", shell_complete=complete_recipes, help=words)(command)
+
+
+def process_options(command: Command) -> Command:
+    """Take --num-processes and --max-restarts."""
+    processes = click.option(
+        "--num-processes", type=click.IntRange(min=1), metavar="N", help="Train with N processes on this machine."
+    )
+    restarts = click.option(
+        "--max-restarts",
+        type=click.IntRange(min=0),
+        metavar="R",
+        help=f"How often to start again when a process dies; {NUM_RESTARTS} if not given. Needs --num-processes.",
+    )
+    return processes(restarts(command))
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show what a config warns of without the place in our source."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    if SAVED_BEFORE in os.environ or not is_main_process():
+        return  # the front has shown them, or the main process does
+    for warning in caught:
+        click.echo(f"warning: {warning.message}", err=True)
+
+
+def table(*titles: str, lines_between: int = 0) -> Table:
+    """Return an empty table without a frame; text that is too long for its column goes on in the next line."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, lines_between, 0), header_style="bold")
+    for title in titles:
+        made.add_column(title, overflow="fold")
+    return made
+
+
+def show(what: Table | Text) -> None:
+    """Print as wide as the terminal; in a file or a pipe, wide enough and without spaces at the ends of lines."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console(markup=False, highlight=False).print(what)
+        return
+    paper = Console(file=io.StringIO(), width=WIDTH_OF_FILES, markup=False, highlight=False)
+    with paper.capture() as captured:
+        paper.print(what)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def shown_path(path: Path) -> str:
+    """Return a path from where the user is, if it is below."""
+    return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)

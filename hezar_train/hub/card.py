@@ -1,0 +1,256 @@
+"""The model card: metadata that the Hub understands and a page that a person can trust, from a run's facts alone.
+
+What this module writes stands between two markers; everything outside of them, and every entry of the metadata that a
+run does not know better, is somebody's own and is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from hezar_train.hub.layout import CARD_FILE, CURVES_FILE, TRAIN_FOLDER
+from hezar_train.hub.redaction import redact
+from hezar_train.hub.run_facts import Measured, RunFacts
+from hezar_train.hub.run_paths import read_json
+
+__all__ = ["BEGIN", "END", "render_card"]
+
+BEGIN = "<!-- hezar-train: begin (written anew at each push; write outside of the two markers) -->"
+END = "<!-- hezar-train: end -->"
+BEGIN_MARK, END_MARK = "<!-- hezar-train: begin", "<!-- hezar-train: end -->"
+LIBRARY = "hezar-train"
+UNKNOWN_DATA = "unknown"
+OTHER_TASK = "other"
+
+logger = logging.getLogger(__name__)
+
+
+def render_card(
+    facts: RunFacts,
+    repo_id: str,
+    files: Mapping[str, Path],
+    existing: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the card's text; `files` are those of the push, `metadata` is what the user says (`hub_card`)."""
+    from huggingface_hub import ModelCard
+
+    old = _parsed(existing)
+    data = _metadata(facts, repo_id, files, old, metadata or {})
+    body = _merged_body("" if old is None else str(old.text), _page(facts, repo_id, files))
+    card = ModelCard(f"---\n{data.to_yaml()}\n---\n{body}")
+    return redact(str(card.content))
+
+
+def _parsed(existing: str | None) -> Any:
+    """Read a card that is there; one whose metadata cannot be read is kept as text."""
+    from huggingface_hub import ModelCard
+
+    if existing is None or not existing.strip():
+        return None
+    try:
+        return ModelCard(existing, ignore_metadata_errors=True)
+    except (ValueError, TypeError) as error:
+        logger.warning("the metadata of the existing %s cannot be read and is replaced: %s", CARD_FILE, error)
+        parts = existing.split("\n---", 1) if existing.lstrip().startswith("---") else ["", existing]
+        card = ModelCard("---\n{}\n---\n")
+        card.text = parts[-1].lstrip("\n")
+        return card
+
+
+def _metadata(facts: RunFacts, repo_id: str, files: Mapping[str, Path], old: Any, given: Mapping[str, Any]) -> Any:
+    """Join what the run knows with what somebody wrote: `hub_card` wins, then the card that is there, then guesses."""
+    from huggingface_hub import ModelCardData
+
+    kept = {} if old is None else {key: value for key, value in vars(old.data).items() if value is not None}
+    others = kept.pop("eval_results", None) or []
+    names = [str(one["dataset_name"]) for one in facts.data().values() if "dataset_name" in one]
+    guessed = {
+        "base_model": facts.base_model(),
+        "datasets": list(dict.fromkeys(names)) or None,
+        "pipeline_tag": facts.pipeline_tag,
+        "library_name": _library(files),
+        "tags": [LIBRARY],
+    }
+    known = {key: value for key, value in guessed.items() if value is not None} | kept | dict(given)
+    known["tags"] = list(dict.fromkeys([*_listed(known.get("tags")), LIBRARY]))
+    known["model_name"] = repo_id.rpartition("/")[2]
+    results = _eval_results(facts, known)
+    own = {one.unique_identifier for one in results}
+    results += [one for one in others if one.unique_identifier not in own]
+    known["metrics"] = sorted({*_listed(kept.get("metrics")), *(one.metric_type for one in results)}) or None
+    return ModelCardData(**{**known, "eval_results": results or None})
+
+
+def _eval_results(facts: RunFacts, known: Mapping[str, Any]) -> list[Any]:
+    from huggingface_hub import EvalResult
+
+    names = _listed(known.get("datasets"))
+    dataset = names[0] if names else str(facts.recipe.get("path", "") or UNKNOWN_DATA).rpartition("/")[2]
+    task = known.get("pipeline_tag") or (facts.task or OTHER_TASK).replace("_", "-")
+    return [
+        EvalResult(
+            task_type=str(task),
+            dataset_type=dataset,
+            dataset_name=f"{dataset}, {one.set_name}" if one.set_name else dataset,
+            dataset_split=one.set_name or "evaluation",
+            metric_type=one.name,
+            metric_name=one.name,
+            metric_value=one.value,
+        )
+        for one in facts.measured()
+    ]
+
+
+def _listed(value: Any) -> list[str]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else [str(one) for one in value]
+
+
+def _merged_body(old: str, page: str) -> str:
+    """Put our part where it was before, or behind what somebody wrote."""
+    ours = f"{BEGIN}\n{page}\n{END}"
+    begin, end = old.find(BEGIN_MARK), old.find(END_MARK)
+    if 0 <= begin < end:
+        return old[:begin] + ours + old[end + len(END_MARK) :]
+    return f"\n{ours}\n" if not old.strip() else f"{old.rstrip()}\n\n{ours}\n"
+
+
+def _page(facts: RunFacts, repo_id: str, files: Mapping[str, Path]) -> str:
+    sections = [
+        f"# {repo_id.rpartition('/')[2]}\n\n{_opening(facts)}",
+        _results(facts),
+        f"## Load it\n\n```python\n{_loading(repo_id, files)}\n```",
+        _curves(files),
+        "## Training\n\n" + _table(("setting", "value"), list(facts.training().items())),
+        _data(facts),
+        _machine(facts),
+        _command(facts, repo_id),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _opening(facts: RunFacts) -> str:
+    task = f" for {facts.task.replace('_', ' ')}" if facts.task else ""
+    model = (facts.environment.get("model") or {}).get("class")
+    size = (facts.environment.get("model") or {}).get("num_parameters")
+    what = f"A `{model}`" + (f" with {size:,} parameters" if isinstance(size, int) else "") if model else "A model"
+    return f"{what}, trained{task} with {LIBRARY}."
+
+
+def _results(facts: RunFacts) -> str:
+    measured = facts.measured()
+    if not measured:
+        return ""
+    has_sets = any(one.set_name for one in measured)
+    has_intervals = any(one.low is not None for one in measured)
+    header = ["metric", *(["set"] if has_sets else []), "value", *(["95 % interval"] if has_intervals else [])]
+    rows = [_result_row(one, has_sets, has_intervals) for one in measured]
+    note = f"Measured on the whole evaluation set at step {facts.evaluated_step}."
+    if facts.evaluated_step != facts.step:
+        note += f" The weights are those of step {facts.step}."
+    return f"## Results\n\n{note}\n\n{_table(header, rows)}"
+
+
+def _result_row(one: Measured, has_sets: bool, has_intervals: bool) -> list[str]:
+    interval = "" if one.low is None or one.high is None else f"{one.low:.4f} to {one.high:.4f}"
+    return [
+        one.name, *([one.set_name] if has_sets else []), f"{one.value:.4f}", *([interval] if has_intervals else [])
+    ]  # fmt: skip
+
+
+def _curves(files: Mapping[str, Path]) -> str:
+    found = [name for name in files if name.endswith(f"/{CURVES_FILE}")]
+    return f"## Curves\n\n![The run's curves]({found[0]})" if found else ""
+
+
+def _data(facts: RunFacts) -> str:
+    rows = [
+        [use, one.get("dataset_name", one.get("kind", "")), one.get("size", ""), _code(one.get("fingerprint", ""))]
+        for use, one in facts.data().items()
+    ]
+    return "## Data\n\n" + _table(("used for", "dataset", "samples", "fingerprint"), rows) if rows else ""
+
+
+def _machine(facts: RunFacts) -> str:
+    rows = list((facts.environment.get("hardware") or {}).items())
+    if facts.hours is not None:
+        rows.append(("hours", f"{facts.hours:.2f}" if facts.hours >= 0.01 else f"{facts.hours:.5f}"))
+    rows += list((facts.environment.get("versions") or {}).items())
+    return "## Where it was trained\n\n" + _table(("what", "value"), rows) if rows else ""
+
+
+def _command(facts: RunFacts, repo_id: str) -> str:
+    command = facts.environment.get("command")
+    parts = [f"## Do it again\n\nSeed {facts.settings.get('seed', '?')}; the whole config is in `{TRAIN_FOLDER}/`."]
+    if command:
+        parts.append(f"```bash\n{command}\n```")
+    if facts.recipe.get("sha256"):
+        parts.append(f"With the same recipe (SHA-256 `{facts.recipe['sha256']}`) on this machine:")
+        parts.append(f"```bash\nhezar-train reproduce {repo_id}\n```")
+    return "\n\n".join(parts)
+
+
+def _library(files: Mapping[str, Path]) -> str | None:
+    if "model_config.yaml" in files:
+        return "hezar"
+    return "transformers" if "model_type" in _json(files.get("config.json")) else None
+
+
+def _loading(repo_id: str, files: Mapping[str, Path]) -> str:
+    library = _library(files)
+    if library == "transformers":
+        return _loading_transformers(repo_id, files)
+    if library == "hezar" and "model.pt" in files:
+        return f'from hezar.models import Model\n\nmodel = Model.load("{repo_id}")'
+    fetch = f'load_file(hf_hub_download("{repo_id}", "{_weights_name(files)}"))'
+    lines = ["from huggingface_hub import hf_hub_download", "from safetensors.torch import load_file", ""]
+    if library == "hezar":
+        lines = ["from hezar.builders import build_model", "from hezar.configs import ModelConfig", *lines]
+        lines += [f'config = ModelConfig.load("{repo_id}")', "model = build_model(config.name, config)"]
+    return "\n".join([*lines, f"model.load_state_dict({fetch})"])
+
+
+def _loading_transformers(repo_id: str, files: Mapping[str, Path]) -> str:
+    architectures = _json(files.get("config.json")).get("architectures") or []
+    model = str(architectures[0]) if architectures else "AutoModel"
+    has_tokenizer = _has_any(files, ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model"))
+    reader = "AutoTokenizer" if has_tokenizer else "AutoProcessor"
+    if not has_tokenizer and not _has_any(files, ("preprocessor_config.json", "processor_config.json")):
+        return f'from transformers import {model}\n\nmodel = {model}.from_pretrained("{repo_id}")'
+    name = "tokenizer" if has_tokenizer else "processor"
+    return (
+        f"from transformers import {reader}, {model}\n\n"
+        f'{name} = {reader}.from_pretrained("{repo_id}")\n'
+        f'model = {model}.from_pretrained("{repo_id}")'
+    )
+
+
+def _has_any(files: Collection[str], names: Collection[str]) -> bool:
+    return any(name in files for name in names)
+
+
+def _weights_name(files: Collection[str]) -> str:
+    found = [name for name in files if name.endswith(".safetensors") and "/" not in name]
+    return found[0] if found else "model.safetensors"
+
+
+def _json(path: Path | None) -> dict[str, Any]:
+    return {} if path is None else read_json(path)
+
+
+def _code(value: Any) -> str:
+    return f"`{value}`" if value else ""
+
+
+def _table(header: Collection[str], rows: Collection[Collection[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).replace("|", "\\|").split())

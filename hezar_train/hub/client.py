@@ -1,0 +1,172 @@
+"""The one place that talks to the Hub, through the unmodified client; its errors become ours, without secrets.
+
+Importing this module imports `huggingface_hub`, so the others do it inside functions: the training thread never waits
+for it. The endpoint is that of `HF_ENDPOINT` at the moment of the call; tokens come from where the client finds them.
+It refuses nothing and keeps nothing: whether to try again is the caller's affair, and `HubUnreachableError` says when
+that may help.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+from hezar_train.errors import HubError
+from hezar_train.hub.redaction import redact
+
+__all__ = ["Commit", "Head", "HubUnreachableError", "Repository"]
+
+TRANSIENT_STATUSES = frozenset({408, 409, 412, 421, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524})
+LONGEST_MESSAGE = 600
+ADVICE_OF_CLIENT = re.compile(r"For more information check: \S+")
+LOGIN_ADVICE = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write there."
+
+
+class HubUnreachableError(HubError):
+    """The Hub did not do it now, and may later; `retry_after_seconds` is what it asked for."""
+
+    def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest commit of a revision: its id and its files with their sizes (None where they were not asked for)."""
+
+    oid: str | None
+    files: dict[str, int | None]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit that is on the Hub."""
+
+    oid: str
+    url: str
+
+
+class Repository:
+    """One repository at one revision."""
+
+    def __init__(self, repo_id: str, revision: str | None = None, repo_type: str = "model") -> None:
+        self.repo_id, self.revision, self.repo_type = repo_id, revision, repo_type
+        self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+
+    def ensure(self, private: bool | None) -> None:
+        """Make the repository and the branch, where they do not exist."""
+        with self._told("could not be made"):
+            self._api.create_repo(self.repo_id, repo_type=self.repo_type, private=private, exist_ok=True)
+            if self.revision not in (None, "main"):
+                self._api.create_branch(
+                    self.repo_id, branch=str(self.revision), repo_type=self.repo_type, exist_ok=True
+                )
+
+    def head(self, *, sizes: bool = False) -> Head:
+        """Ask for the newest commit and its files."""
+        with self._told("could not be read"):
+            info = self._api.repo_info(
+                self.repo_id, revision=self.revision, repo_type=self.repo_type, files_metadata=sizes
+            )
+            return Head(info.sha, {one.rfilename: one.size for one in getattr(info, "siblings", None) or []})
+
+    def download(self, name: str, folder: Path, oid: str | None) -> Path:
+        """Download one file of a commit to its path below a folder; the caller answers for the name."""
+        with self._told(f"did not give {name}"):
+            found = self._api.hf_hub_download(
+                self.repo_id, name, revision=oid or self.revision, repo_type=self.repo_type, local_dir=folder
+            )
+        return Path(found)
+
+    def cached(self, name: str, oid: str | None, cache_dir: str | os.PathLike[str] | None = None) -> Path:
+        """Download one file of a commit into the client's cache, if it is not there."""
+        with self._told(f"did not give {name}"):
+            found = self._api.hf_hub_download(
+                self.repo_id, name, revision=oid or self.revision, repo_type=self.repo_type,
+                cache_dir=None if cache_dir is None else str(cache_dir),
+            )  # fmt: skip
+        return Path(found)
+
+    def commit(
+        self, files: Mapping[str, Path | bytes], gone: Collection[str], message: str, parent: str | None
+    ) -> Commit:
+        """Add and delete files in one commit on top of `parent`; files that are there already are not sent again."""
+        with self._told("did not take the commit"):
+            sources = {name: source if isinstance(source, bytes) else str(source) for name, source in files.items()}
+            additions = [CommitOperationAdd(name, source) for name, source in sources.items()]
+            deletions = [CommitOperationDelete(name, is_folder=False) for name in gone]
+            done = self._api.create_commit(
+                self.repo_id, [*additions, *deletions], commit_message=message, repo_type=self.repo_type,
+                revision=self.revision, parent_commit=parent, num_threads=2,
+            )  # fmt: skip
+            return Commit(str(done.oid), str(done.commit_url))
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turn the client's errors into ours, in one line without secrets."""
+        words = f"the Hub's repository {self.repo_id} {what}"
+        try:
+            with _quiet():
+                yield
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            raise HubError(f"{words}: {_line(error)} {LOGIN_ADVICE}") from None
+        except LocalEntryNotFoundError as error:  # what the client says when the server does not answer
+            raise HubUnreachableError(f"{words}: {_line(error)}") from None
+        except HfHubHTTPError as error:
+            raise _error_of_status(words, error) from None
+        except EntryNotFoundError as error:
+            raise HubError(f"{words}: {_line(error)}") from None
+        except OfflineModeIsEnabled as error:
+            raise HubError(f"{words}: {_line(error)} Unset HF_HUB_OFFLINE to reach it.") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError) as error:  # the last: what Xet raises
+            raise HubUnreachableError(f"{words}: {_line(error)}") from None
+        except ValueError as error:  # a name, or metadata of the card, that the Hub does not allow
+            raise HubError(f"{words}: {_line(error)}") from None
+
+
+def _error_of_status(words: str, error: HfHubHTTPError) -> HubError:
+    status = error.response.status_code
+    if status in TRANSIENT_STATUSES:
+        return HubUnreachableError(f"{words}: {_line(error)}", _retry_after_seconds(error))
+    advice = f" {LOGIN_ADVICE}" if status in {401, 403} else ""
+    return HubError(f"{words}: {_line(error)}{advice}")
+
+
+def _retry_after_seconds(error: HfHubHTTPError) -> float:
+    value = error.response.headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else 0.0
+
+
+def _line(error: BaseException) -> str:
+    words = " ".join(ADVICE_OF_CLIENT.sub("", redact(f"{type(error).__name__}: {error}")).split())
+    words = words if len(words) <= LONGEST_MESSAGE else words[:LONGEST_MESSAGE] + " ..."
+    return words if words.endswith(".") else f"{words}."
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the client's progress bars off the screen, where the training's own is."""
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

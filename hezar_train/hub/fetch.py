@@ -1,0 +1,252 @@
+"""From the Hub to the disk, believing nothing: a checkpoint is what its manifest proves, weights are safetensors.
+
+A repository may be anybody's. The manifest comes first; its names must stay inside the checkpoint and must not be
+pickles or code; only what it lists is downloaded, from the one commit that was found at the start; sizes and SHA-256
+must agree before the checkpoint gets its name. Nothing of a repository is ever executed, imported or unpickled, and
+nothing is written but below the folder that was given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hezar_train.checkpoint import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, Checkpoint, CheckpointStore, Rejected, verify
+from hezar_train.checkpoint.disk import free_bytes, make_folder_durably, remove_folder, rename_durably, settle_folder
+from hezar_train.checkpoint.manifest import Manifest
+from hezar_train.config.files import read_mapping
+from hezar_train.errors import CheckpointError, HubError
+from hezar_train.events import LEDGER_FILE
+from hezar_train.hub.addresses import HubAddress, parse_address
+from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
+from hezar_train.hub.trust import (
+    REFUSED_SUFFIXES,
+    checked_manifest,
+    named_code,
+    read_foreign_manifest,
+    refuse_foreign_code,
+    refuse_name,
+    refuse_paths,
+)
+
+if TYPE_CHECKING:
+    from hezar_train.hub.client import Head, Repository
+
+__all__ = ["fetch_checkpoint", "fetch_file", "fetch_records", "fetch_weights"]
+
+INDEX_FILE = f"{MODEL_FILE}.index.json"
+MOST_MANIFEST_BYTES = 16 << 20
+RECORD_FOLDERS = (f"{TRAIN_FOLDER}/logs/", f"{TRAIN_FOLDER}/evaluations/")
+RECORD_FILES = (f"{TRAIN_FOLDER}/{LEDGER_FILE}", f"{TRAIN_FOLDER}/best.json")
+RECORD_SUFFIXES = frozenset({".json", ".jsonl", ".csv"})
+TENSORBOARD_MARK = "events.out.tfevents."
+
+
+def fetch_checkpoint(
+    address: str | HubAddress, into: str | os.PathLike[str], *, own_config: Mapping[str, Any] | None = None
+) -> Path:
+    """Download a checkpoint to `into/{step}` and return that folder, verified; one that is there already is kept.
+
+    `own_config` is the config of the run that goes on: code that it names may be named by the checkpoint's, too.
+    """
+    from hezar_train.hub.client import Repository
+
+    place = parse_address(address) if isinstance(address, str) else address
+    root = Path(into)
+    repository = Repository(place.repo_id, place.revision)
+    head = repository.head(sizes=True)
+    make_folder_durably(root)
+    draft = root / f".tmp-hub-{os.getpid()}-{time.monotonic_ns()}"  # a name that the store's `clean` knows
+    try:
+        folder = _find(repository, head, place, draft)
+        manifest = checked_manifest(draft / folder, folder, head, place)
+        target = root / f"{manifest.step:08d}"
+        if _is_there(target, draft / folder):
+            return target
+        _download(repository, head, draft, [f"{folder}/{name}" for name in manifest.files], _room(manifest))
+        _settle(draft / folder, manifest, own_config, place)
+        _make_way(target)
+        rename_durably(draft / folder, target)
+        return target
+    finally:
+        remove_folder(draft)
+
+
+def fetch_records(address: str | HubAddress, run_folder: str | os.PathLike[str]) -> list[Path]:
+    """Download a run's logs and evaluations to where they are missing below `run_folder`; return the new files."""
+    from hezar_train.hub.client import Repository
+
+    place = parse_address(address) if isinstance(address, str) else address
+    root = Path(run_folder)
+    repository = Repository(place.repo_id, place.revision)
+    head = repository.head(sizes=True)
+    wanted = [name for name in head.files if _is_record(name)]
+    missing = [name for name in wanted if not (root / name.removeprefix(f"{TRAIN_FOLDER}/")).exists()]
+    draft = root / f".tmp-hub-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        _download(repository, head, draft, missing, sum(head.files[name] or 0 for name in missing))
+        found = []
+        for name in missing:
+            target = root / name.removeprefix(f"{TRAIN_FOLDER}/")
+            make_folder_durably(target.parent)
+            (draft / name).rename(target)
+            found.append(target)
+        return found
+    finally:
+        remove_folder(draft)
+
+
+def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Download the safetensors at a repository's root into the client's cache; return the file, or its index."""
+    from hezar_train.hub.client import Repository
+
+    place = parse_address(address) if isinstance(address, str) else address
+    repository = Repository(place.repo_id, place.revision)
+    head = repository.head()
+    if MODEL_FILE in head.files:
+        return repository.cached(MODEL_FILE, head.oid, cache_dir)
+    if INDEX_FILE not in head.files:
+        raise CheckpointError(_no_weights(place, head))
+    index = repository.cached(INDEX_FILE, head.oid, cache_dir)
+    for name in _shards(index, head, place):
+        repository.cached(name, head.oid, cache_dir)
+    return index
+
+
+def fetch_file(
+    repo_id: str,
+    filename: str,
+    *,
+    revision: str | None = None,
+    repo_type: str = "model",
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Download one file of data, such as a config, into the client's cache; return its path."""
+    from hezar_train.hub.client import Repository
+
+    refuse_name(filename, repo_id)
+    return Repository(repo_id, revision, repo_type).cached(filename, revision, cache_dir)
+
+
+def _find(repository: Repository, head: Head, place: HubAddress, draft: Path) -> str:
+    """Download the manifest of the checkpoint that is meant; return its folder in the repository."""
+    folders = {name.rpartition("/")[0] for name in head.files if name.endswith(f"/{MANIFEST_FILE}")}
+    known = {folder for folder in folders if re.fullmatch(rf"{CHECKPOINTS_FOLDER}/(last|[0-9]+)", folder)}
+    steps = {int(folder.rpartition("/")[2]): folder for folder in known if folder != LAST}
+    if LAST in known and place.step not in steps:
+        _download_manifest(repository, head, LAST, draft)
+        steps.setdefault(_step_of(draft / LAST, place), LAST)
+    wanted = max(steps, default=None) if place.step is None else place.step
+    if wanted is None or wanted not in steps:
+        has = f"It has the steps {', '.join(map(str, sorted(steps)))}." if steps else "It has none."
+        asked = "checkpoint" if place.step is None else f"checkpoint of step {place.step}"
+        raise CheckpointError(
+            f"{place} has no {asked} below {CHECKPOINTS_FOLDER}/. {has} Only runs with hub_strategy='every_save' or "
+            "'all_checkpoints' push checkpoints; others can be started from: init_weights_from."
+        )
+    if steps[wanted] != LAST:
+        _download_manifest(repository, head, steps[wanted], draft)
+    return steps[wanted]
+
+
+def _download_manifest(repository: Repository, head: Head, folder: str, draft: Path) -> None:
+    name = f"{folder}/{MANIFEST_FILE}"
+    if (head.files[name] or 0) > MOST_MANIFEST_BYTES:
+        raise CheckpointError(f"{repository.repo_id}: {name} has {head.files[name]} bytes, which no manifest has")
+    repository.download(name, draft, head.oid)
+
+
+def _step_of(folder: Path, place: HubAddress) -> int:
+    return read_foreign_manifest(folder, place).step
+
+
+def _room(manifest: Manifest) -> int:
+    return sum(record.size for record in manifest.files.values())
+
+
+def _download(repository: Repository, head: Head, draft: Path, names: Iterable[str], nbytes: int) -> None:
+    make_folder_durably(draft)
+    if nbytes > (free := free_bytes(draft)):
+        raise HubError(f"{repository.repo_id} needs {nbytes:,} bytes in {draft.parent}, and {free:,} are free")
+    for name in names:
+        repository.download(name, draft, head.oid)
+
+
+def _settle(folder: Path, manifest: Manifest, own_config: Mapping[str, Any] | None, place: HubAddress) -> None:
+    """Prove what was downloaded and make it durable."""
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if strange := sorted(found - manifest.files.keys() - {MANIFEST_FILE}):
+        raise CheckpointError(f"{place}: {strange[0]} is not listed in its {MANIFEST_FILE}")
+    if links := sorted(path.name for path in folder.rglob("*") if path.is_symlink()):
+        raise CheckpointError(f"{place}: {links[0]} is a link, which no checkpoint holds")
+    try:
+        state = Checkpoint(folder).state()
+    except CheckpointError as error:
+        raise CheckpointError(f"{place} was downloaded and is not what its manifest says: {error}") from error
+    refuse_paths(state, str(place))
+    accepted = named_code(own_config or {})
+    refuse_foreign_code(read_mapping(folder / CONFIG_FILE), f"{place}: {CONFIG_FILE}", accepted)
+    settle_folder(folder)
+
+
+def _make_way(target: Path) -> None:
+    """Set a damaged checkpoint of the same step aside; refuse to touch one that is whole."""
+    if not target.exists():
+        return
+    try:
+        verify(target)
+    except CheckpointError as error:
+        CheckpointStore(target.parent).set_aside([Rejected(target, str(error))])
+        return
+    raise CheckpointError(f"{target} holds another checkpoint of the same step: move it away, or resume from it")
+
+
+def _is_there(target: Path, downloaded: Path) -> bool:
+    """Tell whether the very same checkpoint is on disk, whole."""
+    try:
+        same = (target / MANIFEST_FILE).read_bytes() == (downloaded / MANIFEST_FILE).read_bytes()
+        return same and verify(target) is not None
+    except (OSError, CheckpointError):
+        return False
+
+
+def _is_record(name: str) -> bool:
+    if not (name.startswith(RECORD_FOLDERS) or name in RECORD_FILES):
+        return False
+    try:
+        refuse_name(name, "")
+    except CheckpointError:
+        return False
+    return Path(name).suffix in RECORD_SUFFIXES or Path(name).name.startswith(TENSORBOARD_MARK)
+
+
+def _shards(index: Path, head: Head, place: HubAddress) -> list[str]:
+    """Return the files that an index of weights names, all of them safetensors at the root."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{place}: {INDEX_FILE} cannot be read: {error}") from error
+    for name in names:
+        if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors") or name not in head.files:
+            raise CheckpointError(
+                f"{place}: {INDEX_FILE} names {name!r}; expected safetensors files at the root of the repository"
+            )
+        refuse_name(name, str(place))
+    return names
+
+
+def _no_weights(place: HubAddress, head: Head) -> str:
+    at_root = [name for name in sorted(head.files) if "/" not in name]
+    pickles = [name for name in at_root if Path(name).suffix.lower() in REFUSED_SUFFIXES]
+    words = f"{place} has no {MODEL_FILE} at its root"
+    if pickles:
+        return (
+            f"{words}, only {pickles[0]}, which looks like a pickle; pickles are not read, because loading one can run "
+            "any code. Load it with the model's own library and pass the model to the trainer."
+        )
+    return f"{words}. It has: {', '.join(at_root) or 'nothing'}."

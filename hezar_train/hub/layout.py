@@ -1,0 +1,269 @@
+"""What a push uploads, made from a run's folder alone, and where it lies in the repository.
+
+    model.safetensors  config.json ...     weights, the model's own config, tokenizer or preprocessor: at the root,
+                                           where from_pretrained and the like look for them
+    README.md                              the card
+    train/                                 train_config.yaml  trainer_state.json  plan.json  best.json  recipe.json
+                                           environment.json  ledger.jsonl  evaluations/  logs/  curves.png
+    checkpoints/last/                      with "every_save": the checkpoint, to resume from
+    checkpoints/{step}/                    with "all_checkpoints": every one that is still there
+
+Staging gives a push files that nobody changes under it: checkpoints, which are written once, as hard links (copies
+where the file system has no links), so that retention may delete them meanwhile; records, which grow, as copies. It
+lies in the run's folder, under `.hub`, and is removed after the push. A checkpoint that vanished before it could be
+staged is superseded: a newer one exists. Nothing here opens a socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hezar_train.checkpoint import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, verify
+from hezar_train.checkpoint.disk import remove_folder, write_file_durably
+from hezar_train.checkpoint.manifest import Manifest, is_inside, read_manifest
+from hezar_train.checkpoint.shards import INDEX_NAME, ShardIndex
+from hezar_train.checkpoint.tensors import tensor_file
+from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.events import DROPPED_SUFFIX, LEDGER_FILE
+from hezar_train.hub.model_config import MODEL_CONFIG_FOLDER
+from hezar_train.hub.run_paths import RunPaths
+from hezar_train.report import CURVES_FILE, curves_png
+
+__all__ = [
+    "CARD_FILE",
+    "CHECKPOINTS_FOLDER",
+    "CURVES_FILE",
+    "LAST",
+    "TRAIN_FOLDER",
+    "PushNames",
+    "Staged",
+    "SupersededError",
+    "remove_leftovers",
+    "stage",
+]
+
+TRAIN_FOLDER = "train"
+CHECKPOINTS_FOLDER = "checkpoints"
+LAST = f"{CHECKPOINTS_FOLDER}/last"
+CARD_FILE = "README.md"
+PREPROCESSOR_FOLDER = "preprocessor"
+PREFIX = "push-"
+RECORDS = ("plan.json", "best.json", "recipe.json", "environment.json", LEDGER_FILE)
+NO_LINKS_ERRNOS = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+class SupersededError(CheckpointError):
+    """The checkpoint to push is gone: retention deleted it, because newer ones exist."""
+
+
+@dataclass(frozen=True)
+class PushNames:
+    """What files are called in the repository, and which are left out."""
+
+    config: str = CONFIG_FILE
+    model: str = MODEL_FILE
+    model_config: str | None = None
+    """None: as the model's own library calls it."""
+    optimizer: str = OPTIMIZER_FILE
+    subfolder: str = TRAIN_FOLDER
+    push_model: bool = True
+    push_optimizer: bool = False
+    push_logs: bool = True
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Files at rest, by their path in the repository."""
+
+    folder: Path
+    step: int
+    files: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(path.stat().st_size for path in self.files.values())
+
+    def discard(self) -> None:
+        """Remove the staged files."""
+        remove_folder(self.folder)
+
+
+def stage(
+    paths: RunPaths,
+    step: int,
+    strategy: str,
+    names: PushNames | None = None,
+    extra_folder: Path | None = None,
+    *,
+    verified: bool = False,
+) -> Staged:
+    """Put everything a push needs aside; `verified` says that the checkpoint's hashes need not be checked again."""
+    names = names or PushNames()
+    staged = Staged(_new_folder(paths.staging), step)
+    try:
+        checkpoint = _link_checkpoint(paths, step, staged.folder, verified=verified)
+        staged.files.update(_root_files(checkpoint, names))
+        staged.files.update(_train_files(paths, checkpoint, staged.folder, names))
+        if strategy == "every_save":
+            staged.files.update(_checkpoint_files(checkpoint, LAST))
+        elif strategy == "all_checkpoints":
+            staged.files.update(_all_checkpoints(paths, checkpoint, staged.folder, verified=verified))
+        if extra_folder is not None:
+            staged.files.update(_below(extra_folder, ""))
+        _refuse_outside(staged.files)
+    except BaseException:
+        staged.discard()
+        raise
+    return staged
+
+
+def remove_leftovers(paths: RunPaths) -> None:
+    """Remove what pushes of processes that are gone left behind on this host."""
+    for folder in paths.staging.glob(f"{PREFIX}*"):
+        host, _, pid = folder.name.removeprefix(PREFIX).rpartition("-")[0].rpartition("-")
+        if host == _host() and pid.isdigit() and not _is_alive(int(pid)):
+            remove_folder(folder)
+
+
+def _new_folder(parent: Path) -> Path:
+    folder = parent / f"{PREFIX}{_host()}-{os.getpid()}-{time.monotonic_ns()}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _host() -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in socket.gethostname())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _link_checkpoint(paths: RunPaths, step: int, folder: Path, *, verified: bool) -> Path:
+    source, target = paths.store.path(step), folder / CHECKPOINTS_FOLDER / f"{step:08d}"
+    try:
+        manifest = read_manifest(source)
+        for name in [*manifest.files, MANIFEST_FILE]:
+            _link(source / name, target / name)
+    except (CheckpointError, FileNotFoundError) as error:
+        if not source.exists():
+            raise SupersededError(f"the checkpoint of step {step} is not there any more") from None
+        raise CheckpointError(f"the checkpoint {source} is damaged and is not pushed: {error}") from error
+    if not verified:
+        verify(target)
+    return target
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in NO_LINKS_ERRNOS:
+            raise
+        shutil.copyfile(source, target)
+
+
+def _root_files(checkpoint: Path, names: PushNames) -> dict[str, Path]:
+    """Return the files that others load a model from."""
+    if not names.push_model:
+        return {}
+    manifest = read_manifest(checkpoint)
+    files = _below(checkpoint / PREPROCESSOR_FOLDER, "")
+    for name, path in _below(checkpoint / MODEL_CONFIG_FOLDER, "").items():
+        is_renamed = names.model_config is not None and path.suffix == Path(names.model_config).suffix
+        files[str(names.model_config) if is_renamed and name != "generation_config.json" else name] = path
+    files.pop(CARD_FILE, None)
+    return files | {names.model: _whole_model(checkpoint, manifest)}
+
+
+def _whole_model(checkpoint: Path, manifest: Manifest) -> Path:
+    """Return one file with all weights; shards, which only this package reads, are put together."""
+    if not any(INDEX_NAME.fullmatch(name) for name in manifest.files):
+        return checkpoint / MODEL_FILE
+    whole = checkpoint.parent.parent / f"whole-{MODEL_FILE}"
+    write_file_durably(whole, tensor_file(ShardIndex(checkpoint).read_whole("model")))
+    return whole
+
+
+def _train_files(paths: RunPaths, checkpoint: Path, folder: Path, names: PushNames) -> dict[str, Path]:
+    """Return the trainer's files: config and state, and the records, which are copied because they still grow."""
+    train = names.subfolder.strip("/")
+    copies = folder / "records"
+    found = {CONFIG_FILE: paths.config} | {name: paths.root / name for name in RECORDS}
+    found |= {f"evaluations/{name}": path for name, path in _below(paths.evaluations, "").items()}
+    if names.push_logs:
+        found |= {f"logs/{name}": path for name, path in _below(paths.logs, "").items()}
+    files = {f"{train}/{name}": path for name, path in _copies(found, copies).items()}
+    files[f"{train}/{names.config}"] = files.pop(f"{train}/{CONFIG_FILE}")
+    files[f"{train}/{STATE_FILE}"] = checkpoint / STATE_FILE
+    if names.push_optimizer:
+        files[f"{train}/{names.optimizer}"] = checkpoint / OPTIMIZER_FILE
+    if names.push_logs and (curves := curves_png(paths.root, folder / CURVES_FILE)) is not None:
+        files[f"{train}/{CURVES_FILE}"] = curves
+    return files
+
+
+def _refuse_outside(files: Iterable[str]) -> None:
+    for name in files:
+        if not is_inside(name):
+            raise ConfigError(f"{name!r} cannot be the name of a file in a repository: it leads outside")
+
+
+def _copies(found: dict[str, Path], folder: Path) -> dict[str, Path]:
+    files = {}
+    for name, source in found.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(source, target)
+        except FileNotFoundError:  # a run without it, or a file that a resume has just put aside
+            continue
+        files[name] = target
+    return files
+
+
+def _all_checkpoints(paths: RunPaths, newest: Path, folder: Path, *, verified: bool) -> dict[str, Path]:
+    files = _checkpoint_files(newest, f"{CHECKPOINTS_FOLDER}/{newest.name}")
+    for step in paths.store.steps():
+        if step == int(newest.name):
+            continue
+        try:
+            other = _link_checkpoint(paths, step, folder, verified=verified)
+        except SupersededError:  # retention was faster
+            continue
+        files |= _checkpoint_files(other, f"{CHECKPOINTS_FOLDER}/{other.name}")
+    return files
+
+
+def _checkpoint_files(checkpoint: Path, prefix: str) -> dict[str, Path]:
+    """Return all files of a checkpoint: those that its manifest lists, and it."""
+    return {f"{prefix}/{name}": checkpoint / name for name in [*read_manifest(checkpoint).files, MANIFEST_FILE]}
+
+
+def _below(folder: Path, prefix: str) -> dict[str, Path]:
+    """Return the files below a folder by their paths in the repository; links and hidden files are not followed."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    named = ((path.relative_to(folder), path) for path in found)
+    return {"/".join(_parts(prefix, relative.parts)): path for relative, path in named if _is_wanted(relative)}
+
+
+def _parts(prefix: str, parts: Iterable[str]) -> list[str]:
+    return [part for part in (prefix, *parts) if part]
+
+
+def _is_wanted(relative: Path) -> bool:
+    return not any(part.startswith(".") for part in relative.parts) and relative.suffix != DROPPED_SUFFIX

@@ -1,0 +1,53 @@
+"""From a recipe, or from a run's folder, to a trainer: find, read, override, check, build.
+
+A recipe is a folder with `recipe.py`, which defines `build(**options) -> Recipe` and never a loop, and `config.yaml`
+with two sections: `recipe:` (the options of `build`) and `trainer:` (a `TrainerConfig`). This package owns the format,
+the search for a name, the record that a run keeps of its recipe, and the way back from that record. It refuses to run
+anything before every mistake in the config and the options is known: `build`'s options are read from its source, so
+that a check needs no torch.
+"""
+
+from __future__ import annotations
+
+from hezar_train.launch.building import build_trainer, import_recipe, resumed, saved_checkpoints
+from hezar_train.launch.finding import CONFIG_NAME, RECIPE_NAME, copy_recipe, recipe_folders, recipe_names
+from hezar_train.launch.inputs import Inputs, gather_inputs
+from hezar_train.launch.looking import OpenRun, open_run
+from hezar_train.launch.recipe import LoadedRecipe, Recipe, check_file, load_recipe, read_sections
+from hezar_train.launch.record import (
+    RECORD_FILE,
+    load_any,
+    load_run,
+    load_target,
+    recipe_of_hash,
+    refuse_changed_recipe,
+    run_config,
+)
+
+__all__ = [
+    "CONFIG_NAME",
+    "RECIPE_NAME",
+    "RECORD_FILE",
+    "Inputs",
+    "LoadedRecipe",
+    "OpenRun",
+    "Recipe",
+    "build_trainer",
+    "check_file",
+    "copy_recipe",
+    "gather_inputs",
+    "import_recipe",
+    "load_any",
+    "load_recipe",
+    "load_run",
+    "load_target",
+    "open_run",
+    "read_sections",
+    "recipe_folders",
+    "recipe_names",
+    "recipe_of_hash",
+    "refuse_changed_recipe",
+    "resumed",
+    "run_config",
+    "saved_checkpoints",
+]

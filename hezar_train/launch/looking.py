@@ -1,0 +1,123 @@
+"""A run opened to look at: the weights of one of its checkpoints in a trainer that can only evaluate and predict."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hezar_train.config import TrainerConfig, read_mapping
+from hezar_train.errors import CheckpointError, ConfigError, DataError, choices, suggestion
+from hezar_train.launch.building import build_recipe
+from hezar_train.launch.finding import hash_of
+from hezar_train.launch.inputs import Inputs, reader_of
+from hezar_train.launch.recipe import LoadedRecipe
+from hezar_train.launch.record import read_record
+from hezar_train.types import TaskType
+
+if TYPE_CHECKING:
+    from hezar_train.trainer import Trainer
+
+__all__ = ["OpenRun", "open_run"]
+
+BEST, LAST = "best", "last"
+CLASSIFICATIONS = (TaskType.AUDIO_CLASSIFICATION, TaskType.IMAGE_CLASSIFICATION, TaskType.TEXT_CLASSIFICATION)
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run with the weights of one checkpoint."""
+
+    trainer: Trainer
+    checkpoint: Path
+    sets: Mapping[str, Any]
+    """All data by name: splits, and evaluation sets."""
+    evaluated: Any
+    """What the run evaluates on; None if it has nothing for that."""
+    make_reader: Callable[[], Callable[[Any], Any]]
+
+    def evaluate(self, split: str | None = None) -> dict[str, float]:
+        """Evaluate on the run's evaluation data, or on one set or split."""
+        if split is not None and split not in self.sets:
+            known = choices(self.sets)
+            raise DataError(f"there is no split {split!r}. This recipe has: {known}.{suggestion(split, self.sets)}")
+        data = self.evaluated if split is None else self.sets[split]
+        if data is None:
+            raise DataError(f"this recipe has no evaluation data. Name a split: --split {choices(self.sets)}")
+        return self.trainer.evaluate(data)
+
+    def predict(self, given: list[Any]) -> list[Any]:
+        """Predict for texts, paths or JSON values, in their order; classes come by their names, if they have any."""
+        found: Any = self.trainer.predict(Inputs(given, self.make_reader()))
+        return [self._named(value) for value in found]
+
+    def _named(self, value: Any) -> Any:
+        """Return a class by its name: one of a sample, several that are on at once, or one for each token."""
+        names, task = self._class_names, self.trainer.config.task
+        if not names or task not in (*CLASSIFICATIONS, TaskType.SEQUENCE_LABELING):
+            return value
+        if not isinstance(value, list):
+            return names.get(value, value)
+        if task == TaskType.SEQUENCE_LABELING:
+            return [names.get(one, one) for one in value]
+        return [names.get(number, number) for number, is_on in enumerate(value) if is_on]
+
+    @cached_property
+    def _class_names(self) -> Mapping[int, str] | None:
+        from hezar_train.checkpoint import unwrap
+        from hezar_train.trainer.decoding import label_names_of
+
+        return label_names_of(unwrap(self.trainer.model))
+
+
+def open_run(loaded: LoadedRecipe, checkpoint: str = BEST) -> OpenRun:
+    """Build a run's model and data with the weights of a checkpoint: "best", "last", or a step."""
+    from hezar_train.runtime import logger
+    from hezar_train.trainer import Trainer
+    from hezar_train.trainer.splits import Splits
+
+    path = _checkpoint_of(loaded.config, checkpoint)
+    if read_record(Path(loaded.config.output_dir)).get("sha256") != hash_of(loaded.folder):
+        logger.warning("%s has changed since this run began", loaded.source)
+    built, module = build_recipe(loaded)
+    splits = Splits.of(built.train_dataset, built.eval_dataset)
+    evaluated = splits.for_evaluation
+    data = splits.train if evaluated is None else evaluated  # without any, there is no trainer
+    trainer = Trainer(_for_looking(loaded.config, path), **{**vars(built), "train_dataset": None, "eval_dataset": data})
+    named = evaluated if isinstance(evaluated, Mapping) and all(isinstance(name, str) for name in evaluated) else {}
+    return OpenRun(trainer, path, {**splits.data, **named}, evaluated, lambda: reader_of(module, trainer.preprocessor))
+
+
+def _for_looking(config: TrainerConfig, checkpoint: Path) -> TrainerConfig:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were shown when the config was read
+        return replace(config, resume_from_checkpoint=str(checkpoint), init_weights_from=None, num_dataloader_workers=0)
+
+
+def _checkpoint_of(config: TrainerConfig, wanted: str) -> Path:
+    """Return the folder of a checkpoint; the trainer verifies it when it loads it."""
+    from hezar_train.checkpoint import CheckpointStore
+
+    store = CheckpointStore(Path(config.output_dir) / config.checkpoints_dir)
+    steps = store.steps()
+    if not steps:
+        raise CheckpointError(f"{store.root} holds no checkpoint yet: there are no weights to look at")
+    if wanted == BEST:
+        best = _best_step(Path(config.output_dir))
+        wanted = LAST if best is None else str(best)
+    if wanted == LAST:
+        newest, _ = store.newest()
+        return store.path(steps[-1]) if newest is None else newest.path
+    if not wanted.isdigit() or int(wanted) not in steps:
+        raise ConfigError(
+            f"there is no checkpoint {wanted!r} in {store.root}. There are: best, last, {', '.join(map(str, steps))}."
+        )
+    return store.path(int(wanted))
+
+
+def _best_step(run: Path) -> int | None:
+    path = run / "best.json"
+    return int(read_mapping(path)["step"]) if path.is_file() else None

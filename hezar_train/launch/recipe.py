@@ -1,0 +1,173 @@
+"""The format of a recipe: what `build` returns, what its config file holds, how overrides change it.
+
+Everything that is wrong with the config and the options is told in one error. `build` is read, never run, here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hezar_train.config import TrainerConfig, read_mapping
+from hezar_train.config.files import parse_yaml
+from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.launch.finding import CONFIG_NAME, RECIPE_NAME, find_config, hash_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hezar_train.metrics import MetricsHandler
+
+__all__ = ["SECTIONS", "LoadedRecipe", "Recipe", "check_file", "checked", "load_recipe", "overridden", "read_sections"]
+
+SECTIONS = ("recipe", "trainer")
+OPTION_PREFIX = "recipe."
+
+
+@dataclass
+class Recipe:
+    """What a recipe's `build` returns: all that a trainer needs besides its config."""
+
+    model: nn.Module
+    train_dataset: Any
+    eval_dataset: Any = None
+    data_collator: Any = None
+    preprocessor: Any = None
+    metrics_handler: MetricsHandler | None = None
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe whose config and options have been checked, not yet built."""
+
+    folder: Path
+    config: TrainerConfig
+    options: dict[str, Any]
+    config_name: str = CONFIG_NAME
+    """The file in the folder that it was started with."""
+
+    @property
+    def source(self) -> Path:
+        """Where `build` is defined."""
+        return self.folder / RECIPE_NAME
+
+    def record(self) -> dict[str, Any]:
+        """Return what a run keeps of its recipe."""
+        return {
+            "path": str(self.folder),
+            "config": self.config_name,
+            "sha256": hash_of(self.folder),
+            "options": self.options,
+        }
+
+
+def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> LoadedRecipe:
+    """Find a recipe by name, folder or config file, and check its config with the overrides; nothing is built."""
+    config_file = find_config(str(path_or_name))
+    return checked(config_file.parent, *overridden(*read_sections(config_file), overrides), config_file.name)
+
+
+def check_file(path: str | Path, overrides: Iterable[str] = ()) -> TrainerConfig:
+    """Read a config file, plain or with a recipe's sections, and return its config; raise with every problem."""
+    source = Path(path)
+    fields, options = overridden(*read_sections(source), overrides)
+    return checked(source.parent, fields, options, source.name).config
+
+
+def read_sections(config_file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the trainer's fields and the recipe's options of a config file; a plain one has no options."""
+    if not config_file.exists():
+        raise ConfigError(f"{config_file}: there is no such file")
+    content = read_mapping(config_file)
+    if not set(SECTIONS) & content.keys() and not (config_file.parent / RECIPE_NAME).is_file():
+        return content, {}
+    problems = [
+        f"{name!r} is not a section: expected {' and '.join(SECTIONS)}.{suggestion(name, SECTIONS)}"
+        for name in content
+        if name not in SECTIONS
+    ]
+    for name in SECTIONS:
+        if not isinstance(content.get(name) or {}, dict):
+            problems.append(f"the section {name!r} is a {type(content[name]).__name__}; expected names and values")
+    if problems:
+        raise ConfigError([f"{config_file}: {problem}" for problem in problems])
+    return dict(content.get("trainer") or {}), dict(content.get("recipe") or {})
+
+
+def overridden(
+    fields: dict[str, Any], options: dict[str, Any], overrides: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return fields and options with each `key=value` in its place; `recipe.key` is an option's."""
+    fields, options = dict(fields), dict(options)
+    for key, value in map(_override, overrides):
+        if key.startswith(OPTION_PREFIX):
+            options[key.removeprefix(OPTION_PREFIX)] = value
+        else:
+            fields[key] = value
+    return fields, options
+
+
+def checked(
+    folder: Path, fields: Mapping[str, Any], options: dict[str, Any], config_name: str = CONFIG_NAME
+) -> LoadedRecipe:
+    """Build the config; report its problems and those of the options in one error."""
+    problems = list(_option_problems(folder / RECIPE_NAME, options))
+    try:
+        config = TrainerConfig.from_dict(fields)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return LoadedRecipe(folder, config, options, config_name)
+
+
+def _override(text: str) -> tuple[str, Any]:
+    """Split `key=value`; the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{text!r} is not an override: expected key=value, such as batch_size=16")
+    try:
+        return key, parse_yaml(value, Path(key))
+    except ConfigError as error:
+        raise ConfigError(f"the value of {text!r} cannot be read as YAML ({error}). Quote it: {key}='...'") from error
+
+
+def _option_problems(source: Path, options: Mapping[str, Any]) -> Iterator[str]:
+    """Tell of options that `build` does not take, and of those that it needs."""
+    if not source.is_file():
+        return  # a config on its own way somewhere: its options are checked where the recipe is
+    arguments = _build_arguments(source)
+    known = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+    for name in options:
+        if name not in known and arguments.kwarg is None:
+            yield (
+                f"recipe.{name} is not an option of this recipe. Its build() takes: {choices(known) or 'none'}."
+                f"{suggestion(name, known)}"
+            )
+    for name in _needed(arguments):
+        if name not in options:
+            yield f"recipe.{name} is missing: the recipe's build() has no default for it"
+
+
+def _build_arguments(source: Path) -> ast.arguments:
+    """Read the arguments of `build` from the source, which is not run."""
+    try:
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{source}: cannot be read as Python: {error}") from error
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "build":
+            return node.args
+    raise ConfigError(f"{source}: expected a function build(**options) that returns a hezar_train.Recipe")
+
+
+def _needed(arguments: ast.arguments) -> list[str]:
+    num_without_default = len(arguments.args) - len(arguments.defaults)
+    by_keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return [
+        *(each.arg for each in arguments.args[:num_without_default]),
+        *(each.arg for each, default in by_keyword if default is None),
+    ]

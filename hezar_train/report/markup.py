@@ -1,0 +1,64 @@
+"""HTML put together from elements. Whatever is not `Html` already is text, and is escaped.
+
+There is no other way into a page: a label, a path or a misread text that looks like a tag is shown as it is.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+__all__ = ["Content", "Html", "element", "joined", "of_user", "table"]
+
+VOID = frozenset({"br", "img", "input", "meta"})
+
+
+class Html(str):
+    """Text that is HTML."""
+
+    __slots__ = ()
+
+
+Content = str | Html | None
+"""What an element may hold; None is nothing."""
+
+
+def element(name: str, *content: Content, **attributes: str | float | bool | None) -> Html:
+    """Return an element; `class_` stands for `class`, `data_x` for `data-x`, and an attribute of None is left out."""
+    given = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in VOID:
+        return Html(f"<{name}{given}>")
+    return Html(f"<{name}{given}>{joined(content)}</{name}>")
+
+
+def joined(parts: Iterable[Content]) -> Html:
+    """Return the parts one after another."""
+    return Html("".join(_escaped(part) for part in parts if part is not None))
+
+
+def of_user(text: object, name: str = "span", **attributes: str | float | bool | None) -> Html:
+    """Return text of unknown script: it runs in its own direction and does not turn its neighbours."""
+    return element(name, str(text), dir="auto", **attributes)
+
+
+def table(head: Iterable[Content], rows: Iterable[Iterable[Content]], class_: str | None = None) -> Html:
+    """Return a table that scrolls sideways in its own box; the first cell of a row is its name."""
+    cells = joined(element("th", one, scope="col") for one in head)
+    lines = [[*row] for row in rows]
+    body = joined(
+        element("tr", element("th", first, scope="row"), *(element("td", one) for one in rest))
+        for first, *rest in lines
+    )
+    inner = element("table", element("thead", element("tr", cells)), element("tbody", body), class_=class_)
+    return element("div", inner, class_="scroll", tabindex="0", role="group", aria_label="table")
+
+
+def _escaped(part: str) -> str:
+    return part if isinstance(part, Html) else html.escape(part)
+
+
+def _attribute(key: str, value: str | float | bool | None) -> str:
+    name = key.rstrip("_").replace("_", "-")
+    if value is None or value is False:
+        return ""
+    return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'

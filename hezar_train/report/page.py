@@ -1,0 +1,169 @@
+"""The page: style, script, numbers and text in one file that needs no network.
+
+Owns the order of the sections and where the file goes. The page's policy lets only its own script run, told by its
+hash, and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from hezar_train import __version__
+from hezar_train.config.files import write_atomically
+from hezar_train.report.charts import NUM_COLOURS, curves_section, payload
+from hezar_train.report.checkpoints import SavedCheckpoint, saved_checkpoints
+from hezar_train.report.markup import Content, Html, element, joined, of_user
+from hezar_train.report.panels import make_panels
+from hezar_train.report.records import RunRecord, read_runs
+from hezar_train.report.results import results_section
+from hezar_train.report.sections import (
+    checkpoints_section,
+    comparison_section,
+    environment_section,
+    facts_list,
+    settings_section,
+    status_badge,
+    time_section,
+)
+from hezar_train.report.timeline import Start, starts_of, time_split
+from hezar_train.report.words import moment
+
+__all__ = ["COMPARISON_FILE", "REPORT_FILE", "write_report"]
+
+REPORT_FILE = "report.html"
+COMPARISON_FILE = "comparison.html"
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A run with what was worked out of it."""
+
+    run: RunRecord
+    starts: list[Start]
+    checkpoints: list[SavedCheckpoint]
+
+
+def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write a page about a run, or one that compares several, and return its path.
+
+    Without `out` it is `RUN/report.html`, and `comparison.html` in the current folder for several. A run may be under
+    way. What cannot be read is told on the page.
+    """
+    records = read_runs(runs)
+    target = Path(out) if out is not None else _usual_place(records)
+    # a lone surrogate in a label is no reason for no report
+    return write_atomically(target, _page(records).encode("utf-8", "replace"))
+
+
+def _usual_place(records: Sequence[RunRecord]) -> Path:
+    return records[0].root / REPORT_FILE if len(records) == 1 else Path(COMPARISON_FILE)
+
+
+def _page(records: Sequence[RunRecord]) -> str:
+    shown = [_Shown(run, starts_of(run), saved_checkpoints(run.checkpoints_dir)) for run in records]
+    script = _asset("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    panels = make_panels(records)
+    names = ", ".join(run.name for run in records)
+    body = (
+        _one(shown[0], curves_section(records, panels))
+        if len(shown) == 1
+        else _several(shown, curves_section(records, panels))
+    )
+    return Template(_asset("report.html")).substitute(
+        script_hash=f"sha256-{digest}",
+        version=html.escape(__version__),
+        title=html.escape(f"{names} · hezar_train"),
+        style=_asset("report.css"),
+        body=joined([body, _footer(records)]),
+        data=payload(records, panels, [one.starts for one in shown]),
+        script=script,
+    )
+
+
+def _asset(name: str) -> str:
+    return files("hezar_train.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _one(shown: _Shown, curves: Html) -> Html:
+    run = shown.run
+    heading = element("div", of_user(run.name, "h1"), status_badge(run), class_="title")
+    parts: list[Content] = [element("header", heading, _subtitle(run)), _problems([run]), facts_list(run, shown.starts)]
+    sections = {"Curves": curves} | _sections_of(shown)
+    links = [element("a", title, href=f"#{_anchor(title)}") for title in sections]
+    parts.append(element("nav", *links, aria_label="Sections"))
+    parts += [_section(title, content) for title, content in sections.items()]
+    return element("main", *parts)
+
+
+def _several(shown: Sequence[_Shown], curves: Html) -> Html:
+    runs = [one.run for one in shown]
+    heading = element("div", element("h1", f"{len(runs)} runs compared"), class_="title")
+    parts: list[Content] = [element("header", heading), _problems(runs)]
+    parts.append(_section("Runs", comparison_section(runs, [one.starts for one in shown])))
+    parts.append(_section("Curves", curves))
+    parts += [_article(place, one) for place, one in enumerate(shown)]
+    return element("main", *parts)
+
+
+def _article(place: int, shown: _Shown) -> Html:
+    """Return everything about one run of several, folded away."""
+    key = element("i", class_=f"key c{place % NUM_COLOURS}")
+    heading = element("div", key, of_user(shown.run.name, "h2"), status_badge(shown.run), class_="title")
+    folded = [element("details", element("summary", title), content) for title, content in _sections_of(shown).items()]
+    return element("article", heading, _subtitle(shown.run), facts_list(shown.run, shown.starts), *folded, class_="run")
+
+
+def _sections_of(shown: _Shown) -> dict[str, Html]:
+    run, starts = shown.run, shown.starts
+    return {
+        "Evaluation": results_section(run),
+        "Time": time_section(run, starts, time_split(run, starts)),
+        "Checkpoints": checkpoints_section(run, shown.checkpoints),
+        "Config": settings_section(run),
+        "Environment": environment_section(run),
+    }
+
+
+def _section(title: str, content: Html) -> Html:
+    anchor = _anchor(title)
+    return element(
+        "section", element("h2", title, id=f"{anchor}-title"), content, id=anchor, aria_labelledby=f"{anchor}-title"
+    )
+
+
+def _anchor(title: str) -> str:
+    return title.lower()
+
+
+def _subtitle(run: RunRecord) -> Html:
+    words = [str(run.root)]
+    if recipe := run.recipe.get("path"):
+        words.append(f"recipe {recipe}")
+    if task := run.settings.get("task"):
+        words.append(str(task))
+    return of_user(" · ".join(words), "p")
+
+
+def _problems(runs: Sequence[RunRecord]) -> Html | None:
+    found = [f"{run.name}: {one}" if len(runs) > 1 else one for run in runs for one in run.problems]
+    if not found:
+        return None
+    title = element("h2", "Not everything could be read")
+    return element("section", title, element("ul", *(of_user(one, "li") for one in found)), class_="problems")
+
+
+def _footer(runs: Sequence[RunRecord]) -> Html:
+    words = f"Written {moment(time.time())} by hezar_train {__version__}."
+    if any(run.is_under_way for run in runs):
+        words += " A run was still under way: write the report again to see more."
+    return element("footer", words)

@@ -1,0 +1,253 @@
+"""What an evaluation found: its metrics, confusion matrix and other tables, the worst samples, sample texts.
+
+Texts of users run in their own direction; pictures are inlined if they are small and really pictures.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hezar_train.report.markup import Content, Html, element, joined, of_user, table
+from hezar_train.report.records import Evaluation, RunRecord, Table
+from hezar_train.report.words import count, number, spoken
+
+__all__ = ["results_section"]
+
+CONFUSION = "confusion_matrix"
+MOST_CLASSES_SHOWN = 30
+MOST_PAIRS = 12
+MOST_ROWS = 200
+MOST_CHARACTERS = 600
+MOST_CHARACTERS_COMPARED = 400
+MOST_PICTURE_BYTES = 300_000
+LAM, ALEFS = "ل", ("ا", "أ", "إ", "آ")
+PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+
+def results_section(run: RunRecord) -> Html:
+    """Return the evaluation of the best checkpoint and, folded away, the last one."""
+    best, last = run.best_evaluation, run.last_evaluation
+    if last is None:
+        return element("p", "No evaluation is recorded.", class_="empty")
+    if best is None or best.step == last.step:
+        words = "last evaluation" if best is None else "best and last evaluation"
+        return _evaluation(run, last, words)
+    folded = element(
+        "details", element("summary", f"The last evaluation, at step {count(last.step)}"), _evaluation(run, last, "")
+    )
+    return joined([_evaluation(run, best, "evaluation of the best checkpoint"), folded])
+
+
+def _evaluation(run: RunRecord, evaluation: Evaluation, words: str) -> Html:
+    parts: list[Content] = []
+    if words:
+        parts.append(element("p", f"{words.capitalize()}, at step {count(evaluation.step)}.", class_="note"))
+    parts.append(_metrics(evaluation.metrics))
+    for set_name in dict.fromkeys([*evaluation.tables, *evaluation.worst_samples, *evaluation.examples]):
+        if set_name:
+            parts.append(element("h3", of_user(set_name)))
+        tables = evaluation.tables.get(set_name, [])
+        if tables:
+            parts.append(element("div", *(element("div", _table(one)) for one in tables), class_="side"))
+        parts.append(_worst(run.root, evaluation.worst_samples.get(set_name, []), _class_names(tables)))
+        parts.append(_examples(evaluation.examples.get(set_name, [])))
+    return joined(parts)
+
+
+def _metrics(metrics: Mapping[str, float]) -> Html | None:
+    names = [name for name in metrics if not name.endswith((".low", ".high"))]
+    if not names:
+        return None
+    has_intervals = any(f"{name}.low" in metrics for name in names)
+    rows = [
+        [spoken(name), number(metrics[name]), *([_interval(metrics, name)] if has_intervals else [])] for name in names
+    ]
+    return table(["metric", "value", *(["95 % interval"] if has_intervals else [])], rows, "numbers")
+
+
+def _interval(metrics: Mapping[str, float], name: str) -> str:
+    if f"{name}.low" not in metrics or f"{name}.high" not in metrics:
+        return "–"
+    return f"{number(metrics[f'{name}.low'])} to {number(metrics[f'{name}.high'])}"
+
+
+def _table(found: Table) -> Html:
+    title = element("h4", spoken(found.name))
+    is_confusion = found.name == CONFUSION and len(found.rows) == len(found.columns)
+    if not is_confusion:
+        return joined([title, *_plain_table(found)])
+    parts: list[Content] = [title]
+    if len(found.rows) <= MOST_CLASSES_SHOWN:
+        parts.append(_heat_map(found))
+    if len(found.rows) > 4:
+        parts.append(_most_confused(found))
+    return joined(parts)
+
+
+def _plain_table(found: Table) -> Iterator[Html]:
+    rows = [
+        [of_user(name), *(number(value) for value in values)]
+        for name, values in zip(found.rows[:MOST_ROWS], found.values, strict=False)
+    ]
+    yield table(["", *(of_user(spoken(name)) for name in found.columns)], rows, "numbers")
+    if len(found.rows) > MOST_ROWS:
+        yield element("p", f"The first {MOST_ROWS} of {count(len(found.rows))} rows.", class_="note")
+
+
+def _heat_map(found: Table) -> Html:
+    """Return a confusion matrix; a cell is the darker, the larger its share of the row."""
+    head = element("tr", element("td"), *(of_user(name, "th", scope="col") for name in found.columns))
+    rows = [
+        element("tr", of_user(name, "th", scope="row"), *_cells(place, values))
+        for place, (name, values) in enumerate(zip(found.rows, found.values, strict=True))
+    ]
+    caption = element("caption", "rows: what it is; columns: what the model says")
+    grid = element("table", caption, element("thead", head), element("tbody", *rows), class_="heat")
+    return element("div", grid, class_="scroll", tabindex="0", role="group", aria_label="confusion matrix")
+
+
+def _cells(row: int, values: Sequence[float]) -> Iterator[Html]:
+    total = sum(values) or 1.0
+    for column, value in enumerate(values):
+        share = value / total
+        kind = "hit" if column == row else "miss"
+        yield element(
+            "td", number(value) if value else "·", class_=f"{kind} strong" if share > 0.55 else kind,
+            style=f"--share:{share:.3f}", title=f"{share:.1%} of the row",
+        )  # fmt: skip
+
+
+def _most_confused(found: Table) -> Html | None:
+    pairs = [
+        (value, found.rows[row], found.columns[column])
+        for row, values in enumerate(found.values)
+        for column, value in enumerate(values)
+        if row != column and value > 0
+    ]
+    if not pairs:
+        return None
+    pairs.sort(key=lambda pair: -pair[0])
+    entries = [
+        element("li", of_user(truth, "b"), " taken for ", of_user(said, "b"), f" {number(value)}×")
+        for value, truth, said in pairs[:MOST_PAIRS]
+    ]
+    return joined([element("h4", "most often confused"), element("ul", *entries, class_="chips")])
+
+
+def _class_names(tables: Sequence[Table]) -> list[str]:
+    return next((one.rows for one in tables if one.name == CONFUSION), [])
+
+
+def _worst(root: Path, samples: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Html | None:
+    """Return the samples with the largest loss, each as a card."""
+    if not samples:
+        return None
+    cards = [_sample(root, sample, classes) for sample in samples]
+    return joined([element("h4", "samples with the largest loss"), element("ul", *cards, class_="cards")])
+
+
+def _sample(root: Path, sample: Mapping[str, Any], classes: Sequence[str]) -> Html:
+    target, prediction = (_named(sample.get(name), classes) for name in ("target", "prediction"))
+    truth, said = _compared(target, prediction)
+    loss = sample.get("loss")
+    note = f"sample {sample.get('sample', '?')}" + (f" · loss {number(loss)}" if isinstance(loss, int | float) else "")
+    text = sample.get("input")
+    return element(
+        "li",
+        _picture(root, sample.get("image"), f"sample {sample.get('sample', '')}"),
+        of_user(_cut(str(text)), "p", class_="input") if text is not None else None,
+        element("dl", element("dt", "target"), element("dd", truth), element("dt", "prediction"), element("dd", said)),
+        element("small", note),
+        class_="wrong" if target != prediction else None,
+    )
+
+
+def _named(value: Any, classes: Sequence[str]) -> str | list[str]:
+    """Return a target or a prediction as text, or as a list of texts; a class number becomes its name."""
+    if isinstance(value, list):
+        return [str(_named(one, ())) for one in value[:MOST_CHARACTERS_COMPARED]]
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(classes):
+        return classes[value]
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return number(value)
+    return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _compared(target: str | list[str], prediction: str | list[str]) -> tuple[Html, Html]:
+    """Mark what differs, on both sides."""
+    if isinstance(target, list) or isinstance(prediction, list):
+        lists = [[one] if isinstance(one, str) else one for one in (target, prediction)]
+        return _marked_words(*lists), _marked_words(*reversed(lists))
+    if max(len(target), len(prediction)) > MOST_CHARACTERS_COMPARED or min(len(target), len(prediction)) < 2:
+        return of_user(target), of_user(prediction)
+    blocks = difflib.SequenceMatcher(None, target, prediction, autojunk=False).get_opcodes()
+    truth = [(target[first:last], kind == "equal") for kind, first, last, _, _ in blocks]
+    said = [(prediction[first:last], kind == "equal") for kind, _, _, first, last in blocks]
+    return _marked_text(truth), _marked_text(said)
+
+
+def _marked_words(words: Sequence[str], others: Sequence[str]) -> Html:
+    pieces: list[Content] = []
+    for place, word in enumerate(words):
+        is_same = place < len(others) and others[place] == word
+        pieces += [of_user(word, "span" if is_same else "mark"), " "]
+    return element("span", *pieces, dir="auto", class_="words")
+
+
+def _marked_text(pieces: Sequence[tuple[str, bool]]) -> Html:
+    """Return text with a mark on each piece that is not the same; lam and alef are one letter form, marked as one."""
+    content: list[Content] = []
+    before = ""
+    for text, is_same in pieces:
+        joins = not is_same and text.startswith(ALEFS) and before.endswith(LAM)
+        content.append(before[:-1] if joins else before)
+        before = text if is_same else ""
+        if text and not is_same:
+            content.append(element("mark", LAM + text if joins else text))
+    content.append(before)
+    return element("span", *content, dir="auto") if any(content) else element("span", "(nothing)", class_="muted")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + " …"
+
+
+def _picture(root: Path, name: Any, words: str) -> Html | None:
+    """Inline a picture inside the run's folder; anything else is left out."""
+    if not isinstance(name, str):
+        return None
+    try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root.resolve()) or path.stat().st_size > MOST_PICTURE_BYTES:
+            return None
+        content = path.read_bytes()
+    except (OSError, ValueError):
+        return None
+    kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
+    if kind is None:
+        return None
+    return element("img", src=f"data:{kind};base64,{base64.b64encode(content).decode()}", alt=words, loading="lazy")
+
+
+def _examples(examples: Sequence[Mapping[str, Any]]) -> Html | None:
+    """Return records of any names as a table, such as prompts and what the model wrote."""
+    if not examples:
+        return None
+    names = list(dict.fromkeys(name for one in examples for name in one))
+    cards = [
+        element("li", element("dl", *(_field(name, one[name]) for name in names if name in one)))
+        for one in examples[:MOST_ROWS]
+    ]
+    return joined([element("h4", "examples"), element("ul", *cards, class_="cards texts")])
+
+
+def _field(name: str, value: Any) -> Html:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return joined([element("dt", spoken(name)), of_user(_cut(text), "dd")])

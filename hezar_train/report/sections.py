@@ -1,0 +1,291 @@
+"""The parts of the page that are text and tables: what came out, when, what is saved, what was asked for, on what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hezar_train.report.charts import NUM_COLOURS
+from hezar_train.report.checkpoints import SavedCheckpoint
+from hezar_train.report.markup import Content, Html, element, joined, of_user, table
+from hezar_train.report.records import RunRecord
+from hezar_train.report.settings import Setting, differing_settings, settings_of, shown
+from hezar_train.report.timeline import Start, TimeSplit
+from hezar_train.report.words import bytes_in_words, count, duration, moment, number, spoken
+
+__all__ = [
+    "checkpoints_section",
+    "comparison_section",
+    "environment_section",
+    "facts_list",
+    "settings_section",
+    "status_badge",
+    "time_section",
+]
+
+BEST_BADGE = element("span", "best", class_="badge good")
+LEAST_SHARE = 0.004
+"""Of a bar: what is less could not be seen."""
+
+
+def status_badge(run: RunRecord) -> Html:
+    """Return in a few words where a run is."""
+    if run.is_finished:
+        return element("span", "finished", class_="badge good", title=run.stop_reason)
+    if run.is_under_way:
+        return element("span", "under way", class_="badge live")
+    return element("span", "stopped before its end", class_="badge warn")
+
+
+def facts_list(run: RunRecord, starts: Sequence[Start]) -> Html:
+    """Return the handful of numbers that everybody asks for first."""
+    return element("dl", *(_fact(*one) for one in _facts(run, starts)), class_="facts")
+
+
+def _fact(name: str, value: str, note: str = "") -> Html:
+    return element(
+        "div", element("dt", name), element("dd", of_user(value, "b"), of_user(note, "small") if note else None)
+    )
+
+
+def _facts(run: RunRecord, starts: Sequence[Start]) -> Iterator[tuple[str, str, str]]:
+    best = run.best.get("value")
+    if run.best_metric and isinstance(best, int | float):
+        name = run.best_metric.removeprefix("evaluation.")
+        yield f"best {spoken(name)}", number(best), f"at step {count(run.best_step or 0)}{_epoch(run, run.best_step)}"
+    metrics = run.last_evaluation.metrics if run.last_evaluation else {}
+    if "loss" in metrics and run.best_metric != "evaluation.loss":
+        yield "last evaluation loss", number(metrics["loss"]), f"at step {count(run.last_evaluation.step)}"  # type: ignore[union-attr]
+    total = run.total_steps
+    yield "steps", count(run.last_step), (f"of {count(total)}" if total else "") + _epoch(run, run.last_step)
+    if seconds := sum(start.seconds for start in starts):
+        note = "in one go" if len(starts) == 1 else f"in {len(starts)} starts"
+        yield "time at work", duration(seconds), note
+    if pace := _median(
+        [row.values["train.samples_per_second"] for row in run.rows if "train.samples_per_second" in row.values]
+    ):
+        yield "samples per second", count(pace) if pace >= 10 else number(pace), "median"
+    yield from _facts_of_model(run)
+
+
+def _facts_of_model(run: RunRecord) -> Iterator[tuple[str, str, str]]:
+    model = run.starts[-1].get("model") if run.starts else None
+    if isinstance(model, dict) and isinstance(model.get("num_parameters"), int):
+        yield "parameters", count(model["num_parameters"]), str(model.get("class", ""))
+
+
+def _epoch(run: RunRecord, step: int | None) -> str:
+    if not step or not run.steps_in_epoch:
+        return ""
+    return f", epoch {number(round(step / run.steps_in_epoch, 1))}"
+
+
+def _median(values: list[float]) -> float | None:
+    return sorted(values)[len(values) // 2] if values else None
+
+
+def comparison_section(runs: Sequence[RunRecord], starts: Sequence[Sequence[Start]]) -> Html:
+    """Return runs side by side: results, then the settings in which they differ."""
+    differing = differing_settings([run.settings | _options(run) for run in runs])
+    if not differing:
+        return joined([_results_table(runs, starts), element("p", "The configs of these runs are the same.")])
+    lines = [[name, *(of_user(shown(value)) for value in values)] for name, values in differing.items()]
+    settings = table(["", *(of_user(run.name) for run in runs)], lines)
+    return joined([_results_table(runs, starts), element("h3", "Settings that differ"), settings])
+
+
+def _results_table(runs: Sequence[RunRecord], starts: Sequence[Sequence[Start]]) -> Html:
+    found = [name for run in runs if run.last_evaluation for name in run.last_evaluation.metrics]
+    names = list(dict.fromkeys(name for name in found if not name.endswith((".low", ".high"))))
+    rows = [
+        [
+            joined([element("i", class_=f"key c{place % NUM_COLOURS}"), of_user(run.name)]),
+            count(run.last_step),
+            _best_in_words(run),
+            *_last_metrics(run, names),
+            duration(sum(start.seconds for start in run_starts)),
+            status_badge(run),
+        ]
+        for place, (run, run_starts) in enumerate(zip(runs, starts, strict=True))
+    ]
+    return table(["run", "steps", "best", *map(spoken, names), "time at work", ""], rows, "numbers")
+
+
+def _options(run: RunRecord) -> dict[str, Any]:
+    options = run.recipe.get("options")
+    return {f"recipe.{name}": value for name, value in options.items()} if isinstance(options, dict) else {}
+
+
+def _best_in_words(run: RunRecord) -> str:
+    value = run.best.get("value")
+    if not isinstance(value, int | float):
+        return "–"
+    name = spoken((run.best_metric or "").removeprefix("evaluation."))
+    return f"{name} {number(value)} at {count(run.best_step or 0)}"
+
+
+def _last_metrics(run: RunRecord, names: Sequence[str]) -> list[str]:
+    metrics = run.last_evaluation.metrics if run.last_evaluation else {}
+    return [number(metrics[name]) if name in metrics else "–" for name in names]
+
+
+def time_section(run: RunRecord, starts: Sequence[Start], split: TimeSplit) -> Html:
+    """Return where the time went, and the starts with the pauses between them."""
+    if not starts:
+        return element("p", "Nothing has been logged yet.", class_="empty")
+    known = "as measured" if split.is_measured else "estimated from the moments of the logged rows"
+    head, lines = _start_rows(run, starts)
+    return joined([
+        element("h3", "Where the time went ", element("small", known)),
+        _bar(split.seconds),
+        element("h3", "Starts ", element("small", "pauses are not to scale")),
+        _strip(starts),
+        table(head, lines, "numbers"),
+    ])  # fmt: skip
+
+
+def _start_rows(run: RunRecord, starts: Sequence[Start]) -> tuple[list[str], list[list[str]]]:
+    has_repeats = any(start.steps_done_again for start in starts)
+    head = ["start", "begun", "at work", "steps", *(["done again"] if has_repeats else []), "ended"]
+    rows = []
+    for place, start in enumerate(starts, start=1):
+        again = [count(start.steps_done_again)] if has_repeats else []
+        about = [str(place), moment(start.begun), duration(start.seconds), _steps(start)]
+        rows.append([*about, *again, _outcome(run, starts, place)])
+    return head, rows
+
+
+def _steps(start: Start) -> str:
+    return f"{count(start.first_step)} to {count(start.last_step)}"
+
+
+def _outcome(run: RunRecord, starts: Sequence[Start], place: int) -> str:
+    if place < len(starts):
+        return "interrupted"
+    if run.is_finished:
+        return run.stop_reason or "at its end"
+    return "not yet" if run.is_under_way else "interrupted"
+
+
+def _bar(seconds: Mapping[str, float]) -> Html:
+    """Return a bar of shares, and the same as a list."""
+    total = sum(seconds.values()) or 1.0
+    shown_parts = [(place, name, value) for place, (name, value) in enumerate(seconds.items())]
+    pieces = [
+        element("i", class_=f"c{place % NUM_COLOURS}", style=f"flex-grow:{value / total:.4f}")
+        for place, _, value in shown_parts
+        if value / total > LEAST_SHARE
+    ]
+    entries = [
+        element(
+            "li", element("i", class_=f"key c{place % NUM_COLOURS}"), of_user(spoken(name)), " ",
+            element("output", f"{duration(value)} · {value / total:.0%}"),
+        )
+        for place, name, value in shown_parts
+    ]  # fmt: skip
+    return joined(
+        [element("div", *pieces, class_="bar", aria_hidden="true"), element("ul", *entries, class_="legend wide")]
+    )
+
+
+def _strip(starts: Sequence[Start]) -> Html:
+    """Return the starts as blocks as wide as they were long, with the length of each pause between them."""
+    total = sum(start.seconds for start in starts) or 1.0
+    blocks: list[Content] = []
+    for place, start in enumerate(starts, start=1):
+        if place > 1:
+            blocks.append(element("span", duration(max(0.0, start.begun - starts[place - 2].ended)), class_="pause"))
+        title = f"start {place}: {moment(start.begun)}, {duration(start.seconds)}, steps {_steps(start)}"
+        grow = f"flex-grow:{max(start.seconds / total, 0.01):.4f}"
+        blocks.append(element("span", str(place), class_="block", style=grow, title=title))
+    return element("div", *blocks, class_="strip", role="img", aria_label=f"{len(starts)} starts, listed below")
+
+
+def checkpoints_section(run: RunRecord, checkpoints: Sequence[SavedCheckpoint]) -> Html:
+    """Return the checkpoints, newest first, the best one marked."""
+    if not checkpoints:
+        return element("p", "There is no checkpoint.", class_="empty")
+    rows = [
+        [
+            joined([count(one.step), BEST_BADGE if one.step == run.best_step else None]),
+            _epoch(run, one.step).removeprefix(", epoch ") or "–", moment(one.saved_at), bytes_in_words(one.size_bytes),
+            element("span", one.health, class_="badge good" if one.is_good else "badge bad"),
+        ]
+        for one in checkpoints
+    ]  # fmt: skip
+    parts = [table(["step", "epoch", "saved", "size", "health"], rows, "numbers")]
+    if run.best_step is not None and run.best_step not in {one.step for one in checkpoints}:
+        parts.append(
+            element("p", f"The best checkpoint, of step {count(run.best_step)}, is no longer there.", class_="note")
+        )
+    return joined(parts)
+
+
+def settings_section(run: RunRecord) -> Html:
+    """Return the config as far as it is not the default, the recipe's options, and all of it folded away."""
+    settings = settings_of(run.settings)
+    changed = [one for one in settings if not one.is_default and one.value is not None]
+    parts: list[Content] = [element("h3", "Different from the defaults")]
+    parts.append(table(["field", "value", "default"], _setting_rows(changed)) if changed else element("p", "Nothing."))
+    if run.recipe:
+        parts += [element("h3", "Recipe"), _pairs(_recipe_facts(run))]
+    everything = table(["field", "value", "default"], _setting_rows(settings))
+    parts.append(element("details", element("summary", f"All {len(settings)} fields"), everything))
+    if run.plan:
+        parts.append(element("details", element("summary", "The plan"), _pairs(run.plan)))
+    return joined(parts)
+
+
+def _setting_rows(settings: Sequence[Setting]) -> list[list[Content]]:
+    return [
+        [
+            element("code", one.name),
+            of_user(shown(one.value), "code"),
+            of_user(shown(one.default), "code", class_="muted"),
+        ]
+        for one in settings
+    ]
+
+
+def _recipe_facts(run: RunRecord) -> dict[str, Any]:
+    plain = {name: run.recipe[name] for name in ("path", "config", "sha256") if name in run.recipe}
+    return plain | _options(run)
+
+
+def _pairs(values: Mapping[str, Any]) -> Html:
+    rows = [
+        element("tr", element("th", str(name), scope="row"), of_user(shown(value), "td"))
+        for name, value in values.items()
+    ]
+    return element(
+        "div", element("table", element("tbody", *rows), class_="pairs"), class_="scroll", tabindex="0", role="group"
+    )
+
+
+def environment_section(run: RunRecord) -> Html:
+    """Return what the last start was made of, and what changed since the first."""
+    if not run.starts:
+        return element("p", "This run did not record its environment.", class_="empty")
+    flat = [_flattened(start) for start in run.starts]
+    changed = [
+        f"{name}: {shown(flat[place - 1].get(name))} → {shown(flat[place].get(name))} at start {place + 1}"
+        for place in range(1, len(flat))
+        for name in dict.fromkeys([*flat[place - 1], *flat[place]])
+        if flat[place - 1].get(name) != flat[place].get(name)
+    ]
+    parts: list[Content] = [_pairs(flat[-1])]
+    if changed:
+        parts += [element("h3", "Changed between starts"), element("ul", *(of_user(one, "li") for one in changed))]
+    return joined(parts)
+
+
+def _flattened(start: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested facts under names of several words; the moment of the start is told elsewhere."""
+    found: dict[str, Any] = {}
+    for name, value in start.items():
+        full = f"{prefix} {name}".strip()
+        if isinstance(value, dict):
+            found |= _flattened(value, full)
+        elif full not in ("time", "step"):
+            found[full] = value
+    return found

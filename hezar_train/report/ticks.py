@@ -1,0 +1,31 @@
+"""Round numbers along an axis."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["round_ends", "round_ticks"]
+
+LEAST_WIDTH = 1e-12
+"""Of a range, in parts of its numbers: floats cannot count ticks in less."""
+
+
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return at most so many round numbers from `low` to `high`."""
+    step = _round_step((high - low) / max(1, most - 1))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
+
+
+def round_ends(low: float, high: float, most: int) -> tuple[float, float]:
+    """Widen a range to the round numbers around it, which are its ends then; one without width gets some."""
+    if high - low <= LEAST_WIDTH * max(abs(low), abs(high), 1e-280):
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    step = _round_step((high - low) / max(1, most - 2))
+    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+
+
+def _round_step(rough: float) -> float:
+    """Return the least of 1, 2, 2.5 and 5 times a power of ten that is not below."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))

@@ -1,0 +1,129 @@
+"""`hezar-train verify` and `audit`: they find what is wrong, and say what they looked at."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from hezar_train.cli.audit import reaches_all
+
+Invoke = Callable[..., Result]
+
+
+def change_ledger(run: Path, change: Callable[[list[dict[str, int]]], object]) -> None:
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    change(lines)
+    (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_whole_checkpoints_are_told_with_the_best_marked(invoke: Invoke, trained: Path) -> None:
+    done = invoke("verify", "runs/sums")
+    assert (done.exit_code, done.stderr) == (0, "")
+    first, second, last = done.stdout.splitlines()
+    assert [line.split()[:2] for line in (first, second)] == [["ok", "00000003"], ["ok", "00000006"]]
+    assert f"{first}{second}".count("(best)") == 1
+    assert last == "2 checkpoints, all whole"
+
+
+def _flip_a_bit(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_flip_a_bit, "model.safetensors does not match its SHA-256"),
+        (lambda folder: (folder / "trainer_state.json").unlink(), "trainer_state.json is missing"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest.json does not match its own SHA-256"),
+        (lambda folder: folder.rename(folder.with_name("00000004")), "named after step 4 but holds step 3"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_others_are_still_looked_at(
+    invoke: Invoke, trained: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    damage(trained / "checkpoints/00000003")
+    done = invoke("verify", "runs/sums")
+    assert done.exit_code == 1
+    assert words in done.stdout
+    assert "ok   00000006" in done.stdout
+    assert "1 of 2 checkpoints damaged" in done.stderr
+
+
+def test_a_best_checkpoint_that_is_gone_is_told(invoke: Invoke, trained: Path) -> None:
+    (trained / "best.json").write_text('{"step": 5, "metric": "evaluation.loss", "value": 1.0}')
+    done = invoke("verify", "runs/sums")
+    assert (done.exit_code, "names step 5, which has no checkpoint" in done.stdout) == (1, True)
+
+
+def test_nothing_to_verify_is_no_health(invoke: Invoke, trained: Path) -> None:
+    shutil.rmtree(trained / "checkpoints")
+    assert invoke("verify", "runs/sums").exit_code == 1
+
+
+def test_an_audit_says_what_it_has_proven(invoke: Invoke, trained: Path) -> None:
+    done = invoke("audit", "runs/sums")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "6 updates in runs/sums/ledger.jsonl",
+        "  ok   epochs 1 to 2: the positions 0 to 11 came once each, in order, none left out",
+        "  ok   the shuffle (seed 42) has each of 12 samples at one position: all 2 orders computed",
+        "  ok   the checkpoint of step 6 has seen 24 samples, as many as the ledger has up to there",
+        "Every sample was trained exactly once per epoch.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: lines.insert(1, lines[0]), "epoch 1: positions 0 to 3 came twice"),
+        (lambda lines: lines.pop(1), "epoch 1: positions 4 to 7 were left out"),
+        (lambda lines: lines.pop(2), "epoch 1: positions 8 to 11 were left out"),
+        (lambda lines: lines[2].update(count=5), "epoch 1: it went to position 12, but there are 12 samples"),
+        (lambda lines: lines[5].update(epoch=4), "after epoch 2 comes epoch 4"),
+        (lambda lines: lines.pop(), "the checkpoint of step 6 has seen 24 samples; the ledger has 20 up to there"),
+    ],
+    ids=["twice", "left out", "short epoch", "too far", "skipped epoch", "cut"],
+)
+def test_a_ledger_that_is_not_right_is_found_out(
+    invoke: Invoke, trained: Path, change: Callable[[list[dict[str, int]]], object], words: str
+) -> None:
+    change_ledger(trained, change)
+    done = invoke("audit", "runs/sums")
+    assert (done.exit_code, words in done.stdout) == (1, True), done.stdout
+
+
+def test_a_run_under_way_is_proven_as_far_as_it_is(invoke: Invoke, trained: Path) -> None:
+    shutil.rmtree(trained / "checkpoints/00000006")
+    change_ledger(trained, lambda lines: lines.pop())
+    done = invoke("audit", "runs/sums")
+    assert done.exit_code == 0, done.stdout
+    assert "epoch 1: the positions 0 to 11 came once each" in done.stdout
+    assert "epoch 2: the first 8 positions of 12 came once each" in done.stdout
+    assert done.stdout.endswith("exactly once per epoch, as far as the run has come.\n")
+
+
+@pytest.mark.parametrize(("order", "is_whole"), [([2, 0, 1], True), ([2, 0, 2], False)])
+def test_an_order_that_has_a_sample_twice_lacks_another(order: list[int], is_whole: bool) -> None:
+    assert reaches_all(np.array(order)) is is_whole
+
+
+def test_dropped_samples_are_no_fault_where_the_config_drops_them(invoke: Invoke, trained: Path) -> None:
+    assert invoke("train", "sums", "batch_size=5", "drop_last=true", "output_dir=runs/dropped").exit_code == 0
+    done = invoke("audit", "runs/dropped")
+    assert done.exit_code == 0, done.stdout
+    assert "the positions 0 to 9 came once each" in done.stdout
+    assert "the rest of less than 5 is dropped (drop_last)" in done.stdout
+
+
+def test_a_run_that_has_not_trained_has_nothing_to_audit(invoke: Invoke, trained: Path) -> None:
+    (trained / "ledger.jsonl").unlink()
+    assert invoke("audit", "runs/sums").exit_code == 2

@@ -1,0 +1,124 @@
+"""`hezar-train runs` and `recipes`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Invoke = Callable[..., Result]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+HOLDER = {"pid": os.getpid(), "host": socket.gethostname(), "since": "now"}
+
+
+def row_of(invoke: Invoke, name: str) -> list[str]:
+    (row,) = [line for line in invoke("runs").stdout.splitlines() if line.startswith(f"{name} ")]
+    return row.split()
+
+
+def test_a_finished_run_is_listed_with_its_recipe_steps_and_best(invoke: Invoke, trained: Path) -> None:
+    best = json.loads((trained / "best.json").read_text())
+    row = row_of(invoke, "sums")
+    assert row[:3] == ["sums", "sums", "6/6"]
+    assert row[3:6] == ["even.loss", f"{best['value']:.4g}", "finished"]
+
+
+def test_a_run_short_of_its_end_is_interrupted_and_one_whose_process_lives_is_running(
+    invoke: Invoke, trained: Path
+) -> None:
+    shutil.rmtree(trained / "checkpoints/00000006")
+    (trained / "evaluations/00000006.json").unlink()
+    shutil.rmtree(trained / "logs")
+    assert row_of(invoke, "sums")[2:6:3] == ["3/6", "interrupted"]
+    assert "Go on with an interrupted run: hezar-train resume RUN" in invoke("runs").stdout
+    (trained / "lock").write_text(json.dumps(HOLDER))
+    assert "running" in row_of(invoke, "sums")
+
+
+def test_a_lock_that_a_killed_process_left_does_not_count(invoke: Invoke, trained: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    (trained / "lock").write_text(json.dumps({**HOLDER, "pid": dead.pid}))
+    assert "running" not in row_of(invoke, "sums")
+
+
+def test_a_run_that_was_stopped_on_purpose_is_finished(invoke: Invoke, trained: Path) -> None:
+    plan = json.loads((trained / "plan.json").read_text())
+    (trained / "plan.json").write_text(json.dumps({**plan, "total_steps": 600}))
+    record = trained / "evaluations/00000006.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "stop_reason": "patience is at its end"}))
+    assert "finished" in row_of(invoke, "sums")
+
+
+@pytest.mark.parametrize("name", ["plan.json", "best.json", "train_config.yaml", "lock", "recipe.json"])
+def test_a_damaged_file_costs_its_cell_and_not_the_list(invoke: Invoke, trained: Path, name: str) -> None:
+    (trained / name).write_bytes(b"\xff{")
+    done = invoke("runs")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert row_of(invoke, "sums")
+
+
+def test_runs_in_folders_of_folders_are_found_and_their_insides_are_not(invoke: Invoke, trained: Path) -> None:
+    (trained.parent / "deeper").mkdir()
+    trained.rename(trained.parent / "deeper" / "sums")
+    names = [line.split()[0] for line in invoke("runs").stdout.splitlines()]
+    assert names == ["run", "deeper/sums"]
+
+
+def test_a_folder_without_runs_and_one_that_is_not_there_are_told(invoke: Invoke, tmp_path: Path) -> None:
+    assert invoke("runs").exit_code == 2
+    (tmp_path / "runs").mkdir()
+    assert invoke("runs").stdout.startswith("There are no runs in runs.")
+
+
+def test_recipes_are_listed_with_what_their_headers_say(invoke: Invoke, trained: Path) -> None:
+    lines = [line.split() for line in invoke("recipes", "list").stdout.splitlines()]
+    assert ["sums", "Sums", "of", "two", "numbers,", "in", "no", "time", "None"] in lines
+    assert "digits" in {line[0] for line in lines if line}
+
+
+def test_a_copied_recipe_is_one_of_ones_own_and_is_never_overwritten(invoke: Invoke, tmp_path: Path) -> None:
+    assert "hezar-train train digits" in invoke("recipes", "copy", "digits").stdout
+    copied = {path.name for path in (tmp_path / "recipes/digits").iterdir()}
+    assert copied >= {"recipe.py", "config.yaml", "smoke.yaml"}
+    assert "__pycache__" not in copied
+    done = invoke("recipes", "copy", "digits")
+    assert (done.exit_code, "recipes/digits is there already" in done.stderr) == (2, True)
+    assert "hezar-train train other" in invoke("recipes", "copy", "digits", "other").stdout
+    assert "Did you mean 'digits'?" in invoke("recipes", "copy", "digit").stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["runs"],
+        ["recipes", "list"],
+        ["config", "show", "runs/sums"],
+        ["config", "explain", "seed"],
+        ["config", "validate", "sums"],
+        ["config", "diff", "sums", "runs/sums"],
+        ["--help"],
+    ],
+    ids=" ".join,
+)
+def test_what_only_looks_does_not_import_torch(
+    trained: Path, tmp_path: Path, environment: dict[str, str], arguments: list[str]
+) -> None:
+    code = (
+        "import sys; from hezar_train.cli import root\n"
+        f"try: root.main({arguments!r})\n"
+        "except SystemExit as end: code = end.code\n"
+        "print(code, *sorted({'torch', 'numpy', 'accelerate', 'huggingface_hub'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split() == ["0"]

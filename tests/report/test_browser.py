@@ -1,0 +1,192 @@
+"""The page in a browser: it draws, answers, asks nobody for anything and fits every screen.
+
+Needs Chromium (`apt-get install chromium`) and the Python package playwright; without them these tests are left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hezar_train.events import Row
+from hezar_train.report import write_report
+from tests.report.runs import BEGUN, HandmadeRun, finished_run
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Open a file in a page that fails the test if it complains or asks for anything."""
+    complaints: list[str] = []
+    contexts = []
+
+    def opened(path: Path, width: int = 1280, **settings: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 800}, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(request.url) if _leaves(request.url, path) else None)
+        page.goto(path.as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def _leaves(url: str, path: Path) -> bool:
+    return url.split("#", maxsplit=1)[0] != path.as_uri() and not url.startswith("data:")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report([finished_run(tmp_path_factory.mktemp("browser") / "plates").root])
+
+
+def _number_of_points(page: Any) -> int:
+    return int(page.locator(".plot").first.locator("path.curve").first.get_attribute("d").count("L")) + 1
+
+
+def test_every_panel_is_drawn(open_page: Open, report: Path) -> None:
+    page = open_page(report)
+    assert page.locator(".charts").first.locator(".plot").count() == 5
+    assert page.locator(".plot:visible svg path.curve").count() == 3 + 2 + 3
+    assert page.locator(".plot:visible svg path.band").count() == 2
+    assert page.locator(".plot:visible svg .resume").count() == 5
+
+
+def test_hovering_shows_the_values_there_in_every_panel(open_page: Open, report: Path) -> None:
+    page = open_page(report)
+    plot = page.locator(".plot").first
+    before = page.locator(".legend output").first.inner_text()
+    plot.hover(position={"x": 60, "y": 60})
+    page.wait_for_function("document.querySelector('.at').textContent.startsWith('step ')")
+    assert page.locator(".legend output").first.inner_text() != before
+    places = page.locator(".chart:visible .at").all_inner_texts()
+    assert len(places) == 5
+    assert len(set(places)) == 1
+    page.mouse.move(0, 0)
+    page.wait_for_function("document.querySelector('.at').textContent === 'last value'")
+    assert page.locator(".legend output").first.inner_text() == before
+
+
+def test_dragging_zooms_all_panels_and_a_double_click_shows_all(open_page: Open, report: Path) -> None:
+    page = open_page(report)
+    whole = _number_of_points(page)
+    box = page.locator(".plot").first.bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 300, box["y"] + 80, steps=4)
+    page.mouse.up()
+    assert _number_of_points(page) < whole / 2
+    page.locator(".plot").first.dblclick(position={"x": 100, "y": 50})
+    assert _number_of_points(page) == whole
+
+
+def test_the_keyboard_moves_and_zooms(open_page: Open, report: Path) -> None:
+    page = open_page(report)
+    whole = _number_of_points(page)
+    page.locator(".plot").first.focus()
+    page.keyboard.press("Home")
+    assert page.locator(".at").first.inner_text() == "step 10"
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".at").first.inner_text() == "step 20"
+    assert "step 20: train" in page.locator("[aria-live=polite]").inner_text()
+    page.keyboard.press("+")
+    assert _number_of_points(page) < whole
+    page.keyboard.press("Escape")
+    assert _number_of_points(page) == whole
+    assert page.locator(".at").first.inner_text() == "last value"
+
+
+def test_smoothing_axis_and_scale_redraw(open_page: Open, report: Path) -> None:
+    page = open_page(report)
+    shapes = [page.locator(".plot").first.inner_html()]
+    page.locator("#smoothing").fill("0.9")
+    assert page.locator(".plot").first.locator("path.raw").count() == 1
+    assert page.locator(".plot").nth(2).locator("path.raw").count() == 0  # a learning rate has no noise
+    shapes.append(page.locator(".plot").first.inner_html())
+    for axis in ("epoch", "time"):
+        page.locator("#axis").select_option(axis)
+        shapes.append(page.locator(".plot").first.inner_html())
+    page.locator("#log-scale").check()
+    shapes.append(page.locator(".plot").first.inner_html())
+    assert len(set(shapes)) == 5
+    assert "NaN" not in "".join(shapes)
+
+
+def test_runs_can_be_hidden_in_a_comparison(open_page: Open, report: Path, tmp_path: Path) -> None:
+    other = HandmadeRun(tmp_path / "other").train(300).evaluate(300)
+    page = open_page(write_report([report.parent, other.root], tmp_path / "two.html"))
+    assert page.locator(".plot").first.locator("path.curve").count() == 6
+    page.locator("[data-run='1']").uncheck()
+    assert page.locator(".plot").first.locator("path.curve").count() == 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(open_page: Open, report: Path, scheme: str) -> None:
+    page = open_page(report, 360, color_scheme=scheme, has_touch=True, is_mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator(".plot svg").first.bounding_box()["width"] > 250
+
+
+def test_the_dark_page_is_dark_and_its_print_is_not(open_page: Open, report: Path) -> None:
+    page = open_page(report, color_scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(paper) == "rgb(16, 20, 26)"
+    page.emulate_media(media="print")
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    assert not page.locator(".toolbar").is_visible()
+    assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_without_scripts_there_is_all_text_and_a_picture_of_the_curves(open_page: Open, report: Path) -> None:
+    page = open_page(report, java_script_enabled=False)
+    assert page.locator("noscript img, img[alt^='Curves of']").first.is_visible()
+    assert "812,345" in page.locator("main").inner_text()
+
+
+def test_hostile_names_are_drawn_as_they_are(open_page: Open, tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror=alert(1)>"
+    run = HandmadeRun(tmp_path / "run")
+    run.log([Row(step, 1, BEGUN + step, {f"train.{hostile}": step, "train.loss": float("nan")}) for step in range(5)])
+    page = open_page(write_report([run.root]))
+    page.get_by_text("Also logged").click()
+    assert page.locator("img").count() == 0
+    assert page.locator(".broken").count() == 5
+    assert hostile in page.locator("main").inner_text()
+
+
+def test_a_page_of_many_long_curves_answers_at_once(open_page: Open, tmp_path: Path) -> None:
+    names = [f"train.value_{number}" for number in range(20)]
+    rows = [Row(step, 1, BEGUN + step, dict.fromkeys(names, step * 37 % 101)) for step in range(1, 5001)]
+    HandmadeRun(tmp_path / "run").log(rows)
+    page = open_page(write_report([tmp_path / "run"]))
+    page.get_by_text("Also logged").click()
+    assert page.locator(".plot svg").count() == 20
+    seconds = page.evaluate("""() => {
+        const begun = performance.now(), slider = document.getElementById("smoothing");
+        slider.value = 0.9; slider.dispatchEvent(new Event("input"));
+        return (performance.now() - begun) / 1000;
+    }""")
+    assert seconds < 3  # 0.1 on a quiet machine
