@@ -267,3 +267,20 @@ def test_a_config_goes_to_the_hub_and_comes_back_equal(hub: LoopbackHub, tmp_pat
 def test_pushing_what_is_never_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="save_enabled=False"):
         TrainerConfig(tmp_path, push_to_hub=True, hub_model_id=REPO, save_enabled=False)
+
+
+def test_a_pushed_transformers_model_is_loaded_by_transformers(hub: LoopbackHub, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **settings))
+    rows = [{"input_ids": torch.randint(50, (6,)), "labels": torch.tensor(number % 2)} for number in range(16)]
+    config = TrainerConfig(
+        tmp_path / "run", task="text_classification", batch_size=4, push_to_hub=True, hub_model_id=REPO, trackers=[]
+    )
+    trainer = Trainer(config, model, rows)
+    trainer.train()
+    assert trainer.hub_uploaded is True
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(REPO)
+    batch = torch.stack([row["input_ids"] for row in rows])
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(batch).logits, trainer.model.eval()(batch).logits)
