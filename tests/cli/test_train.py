@@ -57,7 +57,7 @@ def test_an_unknown_key_is_refused_with_the_right_one(invoke: Invoke) -> None:
 def test_an_unknown_recipe_is_refused_with_the_known_ones(invoke: Invoke) -> None:
     done = invoke("train", "digit")
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: there is no recipe 'digit'. Recipes found: digits, ")
+    assert done.stderr.startswith("error: there is no recipe 'digit'. Recipes found: digits")
     assert "Did you mean 'digits'?" in done.stderr
 
 
