@@ -57,10 +57,6 @@ from hezar_train.trainer.units import counts_labels, label_counter
 from hezar_train.trainer.updates import Updater
 from hezar_train.types import Mode
 
-if TYPE_CHECKING:
-    pass
-
-
 __all__ = ["Assembly"]
 
 
