@@ -284,3 +284,21 @@ def test_a_pushed_transformers_model_is_loaded_by_transformers(hub: LoopbackHub,
     batch = torch.stack([row["input_ids"] for row in rows])
     with torch.no_grad():
         assert torch.equal(loaded.eval()(batch).logits, trainer.model.eval()(batch).logits)
+
+
+def test_hezars_own_format_is_added_only_on_request_and_hezar_loads_it(hub: LoopbackHub, tmp_path: Path) -> None:
+    models = pytest.importorskip("hezar.models")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = models.BertTextClassificationConfig(num_labels=3, vocab_size=50, **sizes)
+    model = models.BertTextClassification(config)
+    rows = [{"token_ids": torch.randint(50, (6,)), "labels": torch.tensor(number % 3)} for number in range(8)]
+    settings = TrainerConfig(tmp_path / "run", task="text_classification", batch_size=4, trackers=[])
+    trainer = Trainer(settings, model, rows)
+    trainer.train()
+    trainer.push_to_hub(REPO)
+    assert not [name for name in hub.files(REPO) if name.endswith((".pt", ".bin", ".pth"))]
+    trainer.push_to_hub(REPO, hezar_format=True)
+    assert [name for name in hub.files(REPO) if name.endswith(".pt")] == ["model.pt"]
+    loaded = models.Model.load(str(snapshot_download(REPO, local_dir=tmp_path / "copy")))
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
