@@ -2,12 +2,12 @@
 
     python benchmarks/elastic.py [--kills 20] [--num-processes 2] [--seed 1] [--epochs 100]
 
-`hezar-train train digits --num-processes 2` is left alone but for the kills: each strikes a random rank at a random
-moment after the run has saved something new. The agent must start all ranks again each time, the run must end by
-itself, and its last checkpoint must be that of the unbroken run to the bit. How many updates each recovery repeated is
-read from the ledger: what lies past a checkpoint is set aside when the run goes on. Exits with 1 if a kill was not
-recovered from, if more was repeated than a save interval and what was trained while a checkpoint was written, or if
-the weights differ.
+`hezar-train train image_classification --num-processes 2` is left alone but for the kills: each strikes a random rank
+at a random moment after the run has saved something new. The agent must start all ranks again each time, the run must
+end by itself, and its last checkpoint must be that of the unbroken run to the bit. How many updates each recovery
+repeated is read from the ledger: what lies past a checkpoint is set aside when the run goes on. Exits with 1 if a kill
+was not recovered from, if more was repeated than a save interval and what was trained while a checkpoint was written,
+or if the weights differ.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Group:
     def __init__(self, out: Path, asked: argparse.Namespace) -> None:
         self.out, self._num_processes = out, asked.num_processes
         command = [
-            sys.executable, "-m", "hezar_train", "train", str(ROOT / "recipes" / "digits"), f"output_dir={out}",
+            sys.executable, "-m", "hezar_train", "train", str(ROOT / "recipes" / "image_classification"),
+            f"output_dir={out}",
             "--num-processes", str(asked.num_processes), "--max-restarts", str(asked.kills),
             f"num_epochs={asked.epochs}", f"save_steps={SAVE_STEPS}", "global_batch_size=64", "batch_size=16",
             "do_evaluate=false", "metric_for_best_model=loss", "save_total_limit=3",

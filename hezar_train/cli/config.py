@@ -50,9 +50,9 @@ def show_config(source: str, overrides: tuple[str, ...], shows_all: bool) -> Non
 
     \b
     Examples:
-      hezar-train config show digits
-      hezar-train config show runs/digits --all
-      hezar-train config show digits num_epochs=5 > recipes/digits/short.yaml
+      hezar-train config show image_classification
+      hezar-train config show runs/image_classification --all
+      hezar-train config show image_classification num_epochs=5 > recipes/image_classification/short.yaml
     """
     from hezar_train.launch import load_any
 
@@ -102,8 +102,8 @@ def validate(source: str, overrides: tuple[str, ...]) -> None:
 
     \b
     Examples:
-      hezar-train config validate recipes/digits/config.yaml
-      hezar-train config validate digits batch_size=64 recipe.dropout=0.1
+      hezar-train config validate recipes/image_classification/config.yaml
+      hezar-train config validate image_classification batch_size=64 recipe.dropout=0.1
     """
     from hezar_train.launch import load_any
 
@@ -121,7 +121,7 @@ def diff(a: str, b: str) -> None:
 
     \b
     Examples:
-      hezar-train config diff digits runs/digits
+      hezar-train config diff image_classification runs/image_classification
       hezar-train config diff runs/first runs/second
     """
     with plain_warnings():

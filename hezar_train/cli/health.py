@@ -30,7 +30,7 @@ def verify(run: str) -> None:
 
     \b
     Example:
-      hezar-train verify runs/digits
+      hezar-train verify runs/image_classification
     """
     from hezar_train.checkpoint import CheckpointStore
     from hezar_train.config import read_mapping
@@ -82,7 +82,7 @@ def audit(run: str) -> None:
 
     \b
     Example:
-      hezar-train audit runs/digits
+      hezar-train audit runs/image_classification
     """
     from hezar_train.cli.audit import audit_run
     from hezar_train.launch import run_config

@@ -48,8 +48,8 @@ def evaluate(run: str, split: str | None, checkpoint: str, as_json: bool, recipe
 
     \b
     Examples:
-      hezar-train evaluate runs/digits
-      hezar-train evaluate runs/digits --split train --checkpoint last
+      hezar-train evaluate runs/image_classification
+      hezar-train evaluate runs/image_classification --split train --checkpoint last
     """
     opened = _open(run, recipe, checkpoint)
     metrics = opened.evaluate(split)
@@ -116,8 +116,8 @@ def find_lr(
 
     \b
     Examples:
-      hezar-train find-lr digits
-      hezar-train find-lr digits batch_size=64 --lr-max 1
+      hezar-train find-lr image_classification
+      hezar-train find-lr image_classification batch_size=64 --lr-max 1
     """
     from hezar_train.launch import build_trainer, load_target
 

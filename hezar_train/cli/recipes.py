@@ -37,7 +37,7 @@ def list_recipes() -> None:
         header = read_header(folder / CONFIG_NAME)
         rows.add_row(name, *(_sentence(header.get(word, "")) for word in ("For", "Score")))
     show(rows)
-    first = "digits" if "digits" in found else next(iter(found), "RECIPE")
+    first = "image_classification" if "image_classification" in found else next(iter(found), "RECIPE")
     click.echo(f"Train one:              hezar-train train {first}")
     click.echo(f"Copy one to change it:  hezar-train recipes copy {first}")
 
@@ -51,8 +51,8 @@ def copy(name: str, folder: Path | None) -> None:
 
     \b
     Examples:
-      hezar-train recipes copy digits
-      hezar-train recipes copy digits recipes/letters
+      hezar-train recipes copy image_classification
+      hezar-train recipes copy image_classification recipes/letters
     """
     from hezar_train.launch import RECIPE_NAME, copy_recipe
 

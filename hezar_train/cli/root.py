@@ -32,7 +32,7 @@ def root() -> None:
     \b
     A first look:
       hezar-train recipes list
-      hezar-train train digits
+      hezar-train train image_classification
       hezar-train runs
     """
 

@@ -33,7 +33,7 @@ def runs(folder: Path) -> None:
         raise ConfigError(f"there is no folder {folder}. Name the one your runs are in, or train something first.")
     found = [summarize(run, _name(run, folder)) for run in find_runs(folder)]
     if not found:
-        click.echo(f"There are no runs in {folder}. Start one: hezar-train train digits")
+        click.echo(f"There are no runs in {folder}. Start one: hezar-train train image_classification")
         return
     _print(sorted(found, key=lambda run: run.age_seconds))
     if any(run.state == INTERRUPTED for run in found):

@@ -24,7 +24,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 
     \b
     Examples:
-      hezar-train report runs/digits
+      hezar-train report runs/image_classification
       hezar-train report runs/first runs/second --out compared.html
     """
     from hezar_train.report import write_report
@@ -50,8 +50,8 @@ def push(
 
     \b
     Examples:
-      hezar-train push runs/digits
-      hezar-train push runs/digits --repo me/digits --strategy best
+      hezar-train push runs/image_classification
+      hezar-train push runs/image_classification --repo me/digits --strategy best
     """
     from hezar_train.hub import push_run
     from hezar_train.launch import run_config

@@ -84,7 +84,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 @pytest.fixture
 def smoke() -> str:
     """The config of a run of seconds."""
-    return str(ROOT / "recipes" / "digits" / "smoke.yaml")
+    return str(ROOT / "recipes" / "image_classification" / "smoke.yaml")
 
 
 def write_recipe(folder: Path) -> Path:

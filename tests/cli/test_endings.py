@@ -49,7 +49,7 @@ def test_the_help_has_the_exit_codes(invoke: Invoke) -> None:
 
 
 def test_an_unexpected_error_is_a_block_and_a_traceback_only_on_request(run: Run) -> None:
-    command = ["recipes", "copy", "digits", "/proc/nowhere/digits"]
+    command = ["recipes", "copy", "image_classification", "/proc/nowhere/digits"]
     done, asked = run(*command), run(*command, "--debug")
     assert (done.returncode, asked.returncode) == (1, 1)
     assert done.stderr.startswith("error: FileNotFoundError: [Errno 2] No such file or directory: '/proc/nowhere")

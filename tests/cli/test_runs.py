@@ -82,18 +82,18 @@ def test_a_folder_without_runs_and_one_that_is_not_there_are_told(invoke: Invoke
 def test_recipes_are_listed_with_what_their_headers_say(invoke: Invoke, trained: Path) -> None:
     lines = [line.split() for line in invoke("recipes", "list").stdout.splitlines()]
     assert ["sums", "Sums", "of", "two", "numbers,", "in", "no", "time", "None"] in lines
-    assert "digits" in {line[0] for line in lines if line}
+    assert "image_classification" in {line[0] for line in lines if line}
 
 
 def test_a_copied_recipe_is_one_of_ones_own_and_is_never_overwritten(invoke: Invoke, tmp_path: Path) -> None:
-    assert "hezar-train train digits" in invoke("recipes", "copy", "digits").stdout
-    copied = {path.name for path in (tmp_path / "recipes/digits").iterdir()}
+    assert "hezar-train train image_classification" in invoke("recipes", "copy", "image_classification").stdout
+    copied = {path.name for path in (tmp_path / "recipes/image_classification").iterdir()}
     assert copied >= {"recipe.py", "config.yaml", "smoke.yaml"}
     assert "__pycache__" not in copied
-    done = invoke("recipes", "copy", "digits")
-    assert (done.exit_code, "recipes/digits is there already" in done.stderr) == (2, True)
-    assert "hezar-train train other" in invoke("recipes", "copy", "digits", "other").stdout
-    assert "Did you mean 'digits'?" in invoke("recipes", "copy", "digit").stderr
+    done = invoke("recipes", "copy", "image_classification")
+    assert (done.exit_code, "recipes/image_classification is there already" in done.stderr) == (2, True)
+    assert "hezar-train train other" in invoke("recipes", "copy", "image_classification", "other").stdout
+    assert "Did you mean 'image_classification'?" in invoke("recipes", "copy", "image_clasification").stderr
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,14 @@ def test_a_run_that_is_done_says_so_when_it_is_started_again(
     caplog.set_level("INFO", "hezar_train")
     first, second = run("train", smoke), invoke("train", smoke)
     assert (first.returncode, second.exit_code) == (0, 0)
-    assert "nothing to resume in runs/digits-smoke/checkpoints: starting from the beginning" in first.stderr
+    assert (
+        "nothing to resume in runs/image_classification-smoke/checkpoints: starting from the beginning" in first.stderr
+    )
     assert "Training done!" in first.stdout
-    assert "Everything lies in runs/digits-smoke; the best checkpoint is that of step 12" in first.stdout
+    assert "Everything lies in runs/image_classification-smoke; the best checkpoint is that of step 12" in first.stdout
     assert "already trained to the end (step 12, epoch 1)" in caplog.text
     assert "Training done!" not in second.stdout
-    record = json.loads((tmp_path / "runs/digits-smoke/recipe.json").read_text())
+    record = json.loads((tmp_path / "runs/image_classification-smoke/recipe.json").read_text())
     assert (record["config"], record["options"]) == ("smoke.yaml", {"channels": 4})
     assert len(record["sha256"]) == 64
     assert "\x1b" not in first.stdout + first.stderr
@@ -45,7 +47,7 @@ def test_a_run_that_was_to_be_uploaded_and_was_not_leaves_with_75(
 
 
 def test_an_unknown_key_is_refused_with_the_right_one(invoke: Invoke) -> None:
-    done = invoke("train", "digits", "learning_rte=0.1", "recipe.dropuot=0.5", "epochs=3")
+    done = invoke("train", "image_classification", "learning_rte=0.1", "recipe.dropuot=0.5", "epochs=3")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "recipe.dropuot is not an option of this recipe" in done.stderr
     assert "Did you mean 'dropout'?" in done.stderr
@@ -55,10 +57,10 @@ def test_an_unknown_key_is_refused_with_the_right_one(invoke: Invoke) -> None:
 
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones(invoke: Invoke) -> None:
-    done = invoke("train", "digit")
+    done = invoke("train", "image_clasification")
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: there is no recipe 'digit'. Recipes found: digits")
-    assert "Did you mean 'digits'?" in done.stderr
+    assert done.stderr.startswith("error: there is no recipe 'image_clasification'. Recipes found: ")
+    assert "Did you mean 'image_classification'?" in done.stderr
 
 
 def test_a_missing_argument_is_a_usage_error(invoke: Invoke) -> None:
@@ -83,17 +85,17 @@ def test_sigterm_saves_and_leaves_with_143_and_the_same_command_goes_on(
     assert process.returncode == 143
     assert "SIGTERM: stopped, saved at step" in errors
     assert "The same command goes on from there." in errors
-    saved = max(int(path.name) for path in (tmp_path / "runs/digits-smoke/checkpoints").glob("[0-9]*"))
+    saved = max(int(path.name) for path in (tmp_path / "runs/image_classification-smoke/checkpoints").glob("[0-9]*"))
     again = run("train", smoke, f"max_steps={saved + 3}", *overrides)
     assert again.returncode == 0
-    assert f"resuming from runs/digits-smoke/checkpoints/{saved:08d}" in again.stderr
+    assert f"resuming from runs/image_classification-smoke/checkpoints/{saved:08d}" in again.stderr
 
 
 def test_a_damaged_run_is_a_failure_and_not_a_mistake(invoke: Invoke, smoke: str, tmp_path: Path) -> None:
-    damaged = tmp_path / "runs/digits-smoke/checkpoints/00000005"
+    damaged = tmp_path / "runs/image_classification-smoke/checkpoints/00000005"
     damaged.mkdir(parents=True)
     (damaged / "manifest.json").write_text("{}")
     done = invoke("train", smoke)
     assert done.exit_code == 1
-    assert "error: no checkpoint in runs/digits-smoke/checkpoints can be loaded" in done.stderr
+    assert "error: no checkpoint in runs/image_classification-smoke/checkpoints can be loaded" in done.stderr
     assert "Traceback" not in done.stderr

@@ -52,7 +52,7 @@ def test_the_smoke_run_of_a_recipe_trains_and_is_done_the_second_time(
 
 
 def test_the_digits_are_split_in_the_same_way_in_every_run_and_share_no_sample() -> None:
-    build = _build_of("digits")
+    build = _build_of("image_classification")
     first, second = build(), build(dropout=0.0)
     assert (len(first.train_dataset), len(first.eval_dataset)) == (1437, 360)
     assert first.eval_dataset.tensors[0].equal(second.eval_dataset.tensors[0])
@@ -71,5 +71,5 @@ def test_the_digits_are_read_with_the_accuracy_that_the_readme_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = build_trainer(load_recipe("digits")).train()
+    result = build_trainer(load_recipe("image_classification")).train()
     assert result.metrics["evaluation.accuracy"] > 0.97

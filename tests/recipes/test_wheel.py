@@ -23,10 +23,14 @@ def test_the_wheel_carries_the_recipes_as_data(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     shipped = tmp_path / "installed" / "hezar_train" / "_recipes"
-    assert {path.name for path in (shipped / "digits").iterdir()} >= {"recipe.py", "config.yaml", "smoke.yaml"}
-    code = "from hezar_train.launch import load_recipe; print(load_recipe('digits').source)"
+    assert {path.name for path in (shipped / "image_classification").iterdir()} >= {
+        "recipe.py",
+        "config.yaml",
+        "smoke.yaml",
+    }
+    code = "from hezar_train.launch import load_recipe; print(load_recipe('image_classification').source)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "installed")},
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.stdout.strip() == str(shipped / "digits" / "recipe.py")
+    assert done.stdout.strip() == str(shipped / "image_classification" / "recipe.py")

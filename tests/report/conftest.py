@@ -8,7 +8,7 @@ import pytest
 from hezar_train.launch import build_trainer, load_recipe
 from hezar_train.loop import Hook
 
-SMOKE = Path(__file__).parents[2] / "recipes" / "digits" / "smoke.yaml"
+SMOKE = Path(__file__).parents[2] / "recipes" / "image_classification" / "smoke.yaml"
 
 
 class _Crash(Hook):

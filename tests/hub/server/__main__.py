@@ -20,7 +20,7 @@ export HF_TOKEN={token}
 hf auth whoami
 hf upload {user}/trial README.md
 hf download {user}/trial README.md --local-dir /tmp/trial
-hezar-train train digits push_to_hub=true hub_model_id={user}/digits
+hezar-train train image_classification push_to_hub=true hub_model_id={user}/digits
 
 Ctrl-C ends it; the repositories stay.
 """

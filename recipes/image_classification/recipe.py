@@ -50,7 +50,7 @@ def build(channels: int = 16, dropout: float = 0.3, test_share: float = 0.2) -> 
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise MissingDependencyError("scikit-learn", "recipes", "the recipe 'digits'") from error
+        raise MissingDependencyError("scikit-learn", "recipes", "the recipe 'image_classification'") from error
     digits = load_digits()
     train, test = train_test_split(
         range(len(digits.target)), test_size=test_share, stratify=digits.target, random_state=SPLIT_SEED
