@@ -22,15 +22,19 @@ MEGABYTE = 1_000_000
 
 @click.command("verify", short_help="Check the health of every checkpoint of a run.")
 @run_argument
+@click.option(
+    "--contents", is_flag=True, help="Also show what lies in the newest: state, tensors, names of what was measured."
+)
 @debug_option
-def verify(run: str) -> None:
+def verify(run: str, contents: bool) -> None:
     """Check every checkpoint of a run against its manifest: each file is there, and has the bytes that were written.
 
     The exit code is 1 if one is damaged.
 
     \b
-    Example:
+    Examples:
       hezar-train verify runs/image_classification
+      hezar-train verify runs/image_classification --contents
     """
     from hezar_train.checkpoint import CheckpointStore
     from hezar_train.config import read_mapping
@@ -53,6 +57,12 @@ def verify(run: str) -> None:
     if num_damaged or is_best_missing:
         sys.exit(EXIT_FAILED)
     click.echo("1 checkpoint, whole" if len(steps) == 1 else f"{len(steps)} checkpoints, all whole")
+    if contents:
+        from hezar_train.cli.contents import contents_of
+
+        click.echo(
+            "\n".join(["", store.path(steps[-1]).name, *contents_of(Path(run), store.open(store.path(steps[-1])))])
+        )
 
 
 def _is_whole(store: CheckpointStore, step: int, *, is_best: bool) -> bool:

@@ -127,3 +127,14 @@ def test_dropped_samples_are_no_fault_where_the_config_drops_them(invoke: Invoke
 def test_a_run_that_has_not_trained_has_nothing_to_audit(invoke: Invoke, trained: Path) -> None:
     (trained / "ledger.jsonl").unlink()
     assert invoke("audit", "runs/sums").exit_code == 2
+
+
+def test_what_lies_in_the_newest_checkpoint_is_shown_on_request(invoke: Invoke, trained: Path) -> None:
+    done = invoke("verify", "runs/sums", "--contents")
+    assert done.exit_code == 0
+    lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
+    assert lines["global_step"] == ["6"]
+    assert lines["model:"][1:2] == ["tensors,"]
+    assert lines["weight"][0] == "float32"
+    assert lines["train.loss"][1] == "last"
+    assert "weight" not in invoke("verify", "runs/sums").stdout
