@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-RECIPE ?= digits
+RECIPE ?= license_plate
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 SETTINGS := pyproject.toml constraints.txt setup.py
@@ -35,7 +35,7 @@ $(VENV)/.installed-lint: $(SETTINGS) | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e ".[lint]" $(TORCH)
 	@touch $@
 
-train: $(VENV)/.installed-recipes ## install, then train handwritten digits (RECIPE=name for another recipe); again: go on, or say that it is done
+train: $(VENV)/.installed-recipes ## install, then train a reader of licence plates (RECIPE=name for another recipe); again: go on, or say that it is done
 	$(BIN)/hezar-train train $(RECIPE)
 
 test: $(VENV)/.installed-test ## install, then run the tests
