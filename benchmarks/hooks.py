@@ -74,7 +74,8 @@ def start_of(trainer: Trainer, num_steps: int) -> Course:
     trainer._due.end = End()  # else the last step of a round would be the end of a run
     routine = Routine(trainer.ctx, trainer.hooks[Mode.TRAIN], Mode.TRAIN, "train")
     end = End(state.global_step + num_steps)
-    return Course(routine, trainer._source, trainer.plan, state, end, 1, trainer._weigh_first)
+    spent = trainer._spent
+    return Course(routine, trainer._source, trainer.plan, state, end, 1, trainer._weigh_first, spent=spent)
 
 
 @contextmanager

@@ -60,21 +60,32 @@ tensors leave the device one at a time.
 
 from __future__ import annotations
 
-from hezar_train.checkpoint.checkpointer import Checkpointer
-from hezar_train.checkpoint.contents import Checkpoint, Parts
-from hezar_train.checkpoint.lock import RunLock
-from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, verify
-from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
-from hezar_train.checkpoint.rounds import load_round, round_tensors, save_round, write_round
-from hezar_train.checkpoint.sharded import export_model, gather_shards, gather_whole, load_shards, share_of
-from hezar_train.checkpoint.shards import local_part, whole
-from hezar_train.checkpoint.shared_store import SavingGroup, SharedStore
-from hezar_train.checkpoint.snapshot import SnapshotBuffers
-from hezar_train.checkpoint.store import CheckpointStore, Rejected, to_delete
-from hezar_train.checkpoint.tensors import read_tensors
-from hezar_train.checkpoint.trees import JSON, pack, unpack
-from hezar_train.checkpoint.weights import WeightReport, initial_weights
-from hezar_train.checkpoint.writer import CheckpointWriter
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hezar_train.checkpoint.checkpointer import Checkpointer
+    from hezar_train.checkpoint.contents import Checkpoint, Parts
+    from hezar_train.checkpoint.lock import RunLock
+    from hezar_train.checkpoint.manifest import (
+        CONFIG_FILE,
+        MANIFEST_FILE,
+        MODEL_FILE,
+        OPTIMIZER_FILE,
+        STATE_FILE,
+        verify,
+    )
+    from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
+    from hezar_train.checkpoint.rounds import load_round, round_tensors, save_round, write_round
+    from hezar_train.checkpoint.sharded import export_model, gather_shards, gather_whole, load_shards, share_of
+    from hezar_train.checkpoint.shards import local_part, whole
+    from hezar_train.checkpoint.shared_store import SavingGroup, SharedStore
+    from hezar_train.checkpoint.snapshot import SnapshotBuffers
+    from hezar_train.checkpoint.store import CheckpointStore, Rejected, to_delete
+    from hezar_train.checkpoint.tensors import read_tensors
+    from hezar_train.checkpoint.trees import JSON, pack, unpack
+    from hezar_train.checkpoint.weights import WeightReport, initial_weights
+    from hezar_train.checkpoint.writer import CheckpointWriter
 
 __all__ = [
     "CONFIG_FILE",
@@ -115,3 +126,56 @@ __all__ = [
     "whole",
     "write_round",
 ]
+
+_MODULE_OF_NAME = {
+    "CONFIG_FILE": "hezar_train.checkpoint.manifest",
+    "Checkpoint": "hezar_train.checkpoint.contents",
+    "CheckpointStore": "hezar_train.checkpoint.store",
+    "CheckpointWriter": "hezar_train.checkpoint.writer",
+    "Checkpointer": "hezar_train.checkpoint.checkpointer",
+    "JSON": "hezar_train.checkpoint.trees",
+    "MANIFEST_FILE": "hezar_train.checkpoint.manifest",
+    "MODEL_FILE": "hezar_train.checkpoint.manifest",
+    "OPTIMIZER_FILE": "hezar_train.checkpoint.manifest",
+    "Parts": "hezar_train.checkpoint.contents",
+    "Rejected": "hezar_train.checkpoint.store",
+    "RunLock": "hezar_train.checkpoint.lock",
+    "STATE_FILE": "hezar_train.checkpoint.manifest",
+    "SavingGroup": "hezar_train.checkpoint.shared_store",
+    "SharedStore": "hezar_train.checkpoint.shared_store",
+    "SnapshotBuffers": "hezar_train.checkpoint.snapshot",
+    "WeightReport": "hezar_train.checkpoint.weights",
+    "export_model": "hezar_train.checkpoint.sharded",
+    "gather_shards": "hezar_train.checkpoint.sharded",
+    "gather_whole": "hezar_train.checkpoint.sharded",
+    "initial_weights": "hezar_train.checkpoint.weights",
+    "load_module_state": "hezar_train.checkpoint.modules",
+    "load_round": "hezar_train.checkpoint.rounds",
+    "load_shards": "hezar_train.checkpoint.sharded",
+    "local_part": "hezar_train.checkpoint.shards",
+    "module_state": "hezar_train.checkpoint.modules",
+    "pack": "hezar_train.checkpoint.trees",
+    "read_tensors": "hezar_train.checkpoint.tensors",
+    "round_tensors": "hezar_train.checkpoint.rounds",
+    "save_round": "hezar_train.checkpoint.rounds",
+    "share_of": "hezar_train.checkpoint.sharded",
+    "to_delete": "hezar_train.checkpoint.store",
+    "unpack": "hezar_train.checkpoint.trees",
+    "unwrap": "hezar_train.checkpoint.modules",
+    "verify": "hezar_train.checkpoint.manifest",
+    "whole": "hezar_train.checkpoint.shards",
+    "write_round": "hezar_train.checkpoint.rounds",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: what only looks at manifests needs no torch."""
+    if name not in _MODULE_OF_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

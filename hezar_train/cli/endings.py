@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +42,7 @@ Exit codes:
   130  interrupted by Ctrl-C; after the first one, the run was saved
   143  ended by SIGTERM; the run was saved"""
 
+ERROR_MARK = "error: "
 DEBUG = "hezar_train.debug"
 SHIPPED_RECIPES = "_recipes"
 
@@ -76,9 +79,23 @@ def _exit_code(error: HezarTrainError) -> int:
 
 
 def show_error(words: str) -> None:
-    """Print an error as one block."""
-    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo(words, err=True)
+    """Print an error as one block; on a terminal, lines that are too long end between words."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    click.secho(ERROR_MARK, fg="red", bold=True, nl=False, err=True)
+    click.echo(words if width is None else folded(words, width), err=True)
+
+
+def folded(words: str, width: int) -> str:
+    """Fold the long lines of an error, each going on under its own beginning; words are never cut."""
+    first, *others = words.split("\n")
+    folder = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    folder.initial_indent, folder.subsequent_indent = " " * len(ERROR_MARK), "  "  # the mark stands there already
+    lines = [folder.fill(first)[len(ERROR_MARK) :]]
+    for line in others:
+        indent = line[: len(line) - len(line.lstrip())]
+        folder.initial_indent, folder.subsequent_indent = indent, indent + "   "
+        lines.append(folder.fill(line.lstrip()) if len(line) > width else line)
+    return "\n".join(lines)
 
 
 def show_unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -38,7 +38,7 @@ def list_recipes() -> None:
         rows.add_row(name, *(_sentence(header.get(word, "")) for word in ("For", "Score")))
     show(rows)
     first = "image_classification" if "image_classification" in found else next(iter(found), "RECIPE")
-    click.echo(f"Train one:              hezar-train train {first}")
+    click.echo(f"\nTrain one:              hezar-train train {first}")
     click.echo(f"Copy one to change it:  hezar-train recipes copy {first}")
 
 

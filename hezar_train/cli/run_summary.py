@@ -18,9 +18,9 @@ from typing import Any
 from hezar_train.config import CONFIG_FILE, read_mapping
 from hezar_train.errors import ConfigError
 
-__all__ = ["FINISHED", "INTERRUPTED", "RUNNING", "RunSummary", "find_runs", "summarize"]
+__all__ = ["FAILED", "FINISHED", "INTERRUPTED", "RUNNING", "RunSummary", "find_runs", "summarize"]
 
-RUNNING, FINISHED, INTERRUPTED = "running", "finished", "interrupted"
+RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
 LIVELY_SECONDS = 600
 """A run on another machine that has written something within this time is taken to be alive."""
 
@@ -77,10 +77,13 @@ def summarize(run: Path, name: str) -> RunSummary:
 def _state(run: Path, state: dict[str, Any], has_all_steps: bool, age_seconds: float) -> str:
     if _is_alive(_json(run / "lock"), age_seconds):
         return RUNNING
+    if (how := _last_end(run).get("how")) == FAILED:
+        return FAILED
+    is_whole = how == FINISHED and _settings(run).get("local_update_steps") is None
     epochs, num_epochs = _number(state.get("epoch")), _number(state.get("total_epochs"))
     has_all_epochs = bool(state.get("epoch_finished")) and epochs >= num_epochs
     stopped = state.get("stop_reason") or _last_evaluation(run).get("stop_reason")
-    return FINISHED if has_all_steps or has_all_epochs or stopped else INTERRUPTED
+    return FINISHED if is_whole or has_all_steps or has_all_epochs or stopped else INTERRUPTED
 
 
 def _is_alive(holder: dict[str, Any], age_seconds: float) -> bool:
@@ -136,6 +139,14 @@ def _last_logged(logs: Path) -> int:
         return _number(json.loads(lines[-1]).get("step")) if lines else 0
     except (ValueError, AttributeError):
         return 0
+
+
+def _last_end(run: Path) -> dict[str, Any]:
+    """Return how the last start of a run ended; empty for one that was killed."""
+    starts = _json(run / "environment.json").get("starts")
+    newest = starts[-1] if isinstance(starts, list) and starts else None
+    end = newest.get("end") if isinstance(newest, dict) else None
+    return end if isinstance(end, dict) else {}
 
 
 def _evaluations(run: Path) -> list[Path]:

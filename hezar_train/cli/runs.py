@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from hezar_train.cli.options import debug_option, show, table
-from hezar_train.cli.run_summary import FINISHED, INTERRUPTED, RUNNING, RunSummary, find_runs, summarize
+from hezar_train.cli.run_summary import FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary, find_runs, summarize
 from hezar_train.errors import ConfigError
 
 __all__ = ["runs"]
 
-STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow"}
+STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red"}
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -36,8 +36,10 @@ def runs(folder: Path) -> None:
         click.echo(f"There are no runs in {folder}. Start one: hezar-train train image_classification")
         return
     _print(sorted(found, key=lambda run: run.age_seconds))
-    if any(run.state == INTERRUPTED for run in found):
-        click.echo("\nGo on with an interrupted run: hezar-train resume RUN")
+    states = {run.state for run in found}
+    if INTERRUPTED in states or FAILED in states:
+        which = "an interrupted" if INTERRUPTED in states else "a failed"
+        click.echo(f"\nGo on with {which} run: hezar-train resume RUN")
 
 
 def _print(found: list[RunSummary]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -24,31 +25,40 @@ from hezar_train.cli.options import (
 )
 from hezar_train.config import CONFIG_FILE
 from hezar_train.elastic import num_restarts, run_group
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, RunLockedError, TrainingInterrupted
 
 if TYPE_CHECKING:
     from hezar_train.launch import LoadedRecipe
+    from hezar_train.trainer import Trainer
 
 __all__ = ["reproduce", "resume", "train"]
+
+FAST_DEV_RUN = ("max_steps=20", "eval_steps=10", "log_steps=1", "resume_from_checkpoint=false")
 
 
 @click.command("train", short_help="Train a recipe, or go on with it.")
 @recipe_argument
 @overrides_argument
+@click.option(
+    "--fast-dev-run", is_flag=True, help="Try everything once: 20 steps, an evaluation every 10, in OUTPUT_DIR-dev."
+)
 @process_options
 @debug_option
-def train(recipe: str, overrides: tuple[str, ...], num_processes: int | None, max_restarts: int | None) -> None:
+def train(
+    recipe: str, overrides: tuple[str, ...], fast_dev_run: bool, num_processes: int | None, max_restarts: int | None
+) -> None:
     """Train a recipe: a name, a folder, a config file in a recipe's folder, or the train_config.yaml of a run.
 
     KEY=VALUE changes a field of the trainer's config, recipe.KEY=VALUE an option of the recipe; values are YAML.
 
     \b
     Examples:
-      hezar-train train digits
-      hezar-train train digits num_epochs=5 output_dir=runs/short recipe.dropout=0.1
-      hezar-train train recipes/digits/smoke.yaml
+      hezar-train train image_classification
+      hezar-train train image_classification num_epochs=5 output_dir=runs/short recipe.dropout=0.1
+      hezar-train train recipes/image_classification/smoke.yaml
       hezar-train train runs/short/train_config.yaml output_dir=runs/again seed=1
-      hezar-train train digits --num-processes 2
+      hezar-train train image_classification --num-processes 2
+      hezar-train train image_classification --fast-dev-run
 
     A run that was stopped goes on with the same command, if its config says resume_from_checkpoint: true; with
     `hezar-train resume RUN`, always.
@@ -57,6 +67,9 @@ def train(recipe: str, overrides: tuple[str, ...], num_processes: int | None, ma
 
     with plain_warnings():
         loaded = load_target(recipe, overrides)
+        if fast_dev_run:
+            overrides = (f"output_dir={json.dumps(f'{loaded.config.output_dir}-dev')}", *FAST_DEV_RUN, *overrides)
+            loaded = load_target(recipe, overrides)
     _run(loaded, ["train", "--", recipe, *overrides], num_processes, max_restarts)
 
 
@@ -76,9 +89,9 @@ def resume(
 
     \b
     Examples:
-      hezar-train resume runs/digits
-      hezar-train resume runs/digits num_epochs=40 accept_changes=true
-      hezar-train resume runs/digits resume_from_checkpoint=best
+      hezar-train resume runs/image_classification
+      hezar-train resume runs/image_classification num_epochs=40 accept_changes=true
+      hezar-train resume runs/image_classification resume_from_checkpoint=best
     """
     from hezar_train.launch import load_run, refuse_changed_recipe
 
@@ -141,9 +154,42 @@ def _train_here(loaded: LoadedRecipe) -> None:
     if num_restarts() and SAVED_BEFORE in os.environ:
         loaded = resumed(loaded, os.environ[SAVED_BEFORE])
     trainer = build_trainer(loaded)
-    trainer.train()
-    if not is_main_process():
+    try:
+        trainer.train()
+    except TrainingInterrupted:  # all processes leave together, so they can wait for the main one
+        _report_together(trainer)
+        raise
+    except RunLockedError:  # the run is another trainer's
+        raise
+    except Exception:
+        _write_report(trainer)
+        raise
+    _report_together(trainer)
+    if is_main_process():
+        _tell_end(loaded, trainer)
+
+
+def _report_together(trainer: Trainer) -> None:
+    """Let the main process write the report before any other one leaves: a launcher would then end it, too."""
+    trainer.runtime.processes.on_main(lambda: _write_report(trainer))
+
+
+def _write_report(trainer: Trainer) -> None:
+    """Write the page about the run and say where it is; whatever goes wrong with it must not hide how the run ended."""
+    from hezar_train.report import write_report
+
+    root = trainer.folder.root
+    if not trainer.runtime.is_main or not trainer.folder.plan.exists():  # it failed before it was a run
         return
+    try:
+        click.echo(f"Report: {write_report([root])}")
+    except Exception as error:  # noqa: BLE001 - the training counts, not the page about it
+        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+        click.echo(f"warning: there is no report ({problem}). Try: hezar-train report {root}", err=True)
+
+
+def _tell_end(loaded: LoadedRecipe, trainer: Trainer) -> None:
+    """Say where everything is, and leave with the code of a run that is not on the Hub, if it should be."""
     words = f"Everything lies in {loaded.config.output_dir}"
     if trainer.folder.best.exists():
         words += f"; the best checkpoint is that of step {trainer.state.best_checkpoint}"

@@ -1,8 +1,8 @@
 """What a run was started with, for whoever wants to believe or repeat it: command, versions, hardware, data.
 
-`record_environment` appends one entry to `RUN/environment.json` for each start. No names of users or hosts, no
-environment variables, no tokens are kept. Fetching samples is left to the training: a dataset is described by what it
-says of itself.
+`record_environment` appends one entry to `RUN/environment.json` for each start, `amend_start` adds to it how it went
+on: where the time went, how it ended. No names of users or hosts, no environment variables, no tokens are kept.
+Fetching samples is left to the training: a dataset is described by what it says of itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hezar_train.config.files import to_json, write_atomically
 from hezar_train.hub.redaction import redact
 from hezar_train.hub.run_paths import ENVIRONMENT_FILE, read_json
 
-__all__ = ["describe_data", "record_environment"]
+__all__ = ["amend_start", "describe_data", "record_environment"]
 
 MOST_HASHED_BYTES = 1 << 30  # a second or so
 PACKAGES = ("hezar-train", "torch", "accelerate", "safetensors", "numpy", "transformers", "datasets", "hezar")
@@ -44,11 +44,13 @@ def record_environment(
     train_data: Any,
     eval_data: Mapping[str, Any] | None = None,
     command: list[str] | None = None,
+    step: int = 0,
 ) -> Path:
-    """Append what this start of a run is made of to its folder; return the file's path."""
+    """Append what this start of a run is made of, and the step it goes on from, to its folder; return the file."""
     path = Path(run_folder) / ENVIRONMENT_FILE
     start = {
         "time": time.time(),
+        "step": step,
         "command": command_line(sys.argv if command is None else command),
         "versions": {"python": platform.python_version(), **_versions()},
         "hardware": _hardware(device, num_processes, precision),
@@ -58,9 +60,20 @@ def record_environment(
             "evaluation": {name: describe_data(data) for name, data in (eval_data or {}).items()},
         },
     }
+    return write_atomically(path, to_json({"starts": [*_starts_in(path), start]}))
+
+
+def amend_start(run_folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
+    """Add facts to the entry of the newest start; without one there is nothing to add to."""
+    path = Path(run_folder) / ENVIRONMENT_FILE
+    *others, newest = _starts_in(path) or [None]
+    if isinstance(newest, dict):
+        write_atomically(path, to_json({"starts": [*others, {**newest, **facts}]}))
+
+
+def _starts_in(path: Path) -> list[Any]:
     starts = read_json(path).get("starts")
-    known = starts if isinstance(starts, list) else []
-    return write_atomically(path, to_json({"starts": [*known, start]}))
+    return starts if isinstance(starts, list) else []
 
 
 def command_line(arguments: list[str]) -> str:

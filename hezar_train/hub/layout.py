@@ -204,7 +204,8 @@ def _train_files(paths: RunPaths, checkpoint: Path, folder: Path, names: PushNam
     train = names.subfolder.strip("/")
     copies = folder / "records"
     found = {CONFIG_FILE: paths.config} | {name: paths.root / name for name in RECORDS}
-    found |= {f"evaluations/{name}": path for name, path in _below(paths.evaluations, "").items()}
+    records = _below(paths.evaluations, "").items()
+    found |= {f"evaluations/{name}": path for name, path in records if path.suffix != ".png"}  # samples stay at home
     if names.push_logs:
         found |= {f"logs/{name}": path for name, path in _below(paths.logs, "").items()}
     files = {f"{train}/{name}": path for name, path in _copies(found, copies).items()}

@@ -26,12 +26,10 @@ __all__ = ["build_recipe", "build_trainer", "import_recipe", "resumed", "saved_c
 
 def build_trainer(loaded: LoadedRecipe) -> Trainer:
     """Seed, build the model and the data, and return the trainer, which is at its checkpoint if it resumes."""
-    from hezar_train.trainer import Trainer
-
     if loaded.config.resume_from_checkpoint:
         _compare_with_record(loaded)
     built, _ = build_recipe(loaded)
-    trainer = Trainer(loaded.config, **vars(built))
+    trainer = built.make_trainer(loaded.config)
     trainer.register_hooks([_record_keeper(loaded)])
     return trainer
 

@@ -76,7 +76,6 @@ class OpenRun:
 def open_run(loaded: LoadedRecipe, checkpoint: str = BEST) -> OpenRun:
     """Build a run's model and data with the weights of a checkpoint: "best", "last", or a step."""
     from hezar_train.runtime import logger
-    from hezar_train.trainer import Trainer
     from hezar_train.trainer.splits import Splits
 
     path = _checkpoint_of(loaded.config, checkpoint)
@@ -86,7 +85,7 @@ def open_run(loaded: LoadedRecipe, checkpoint: str = BEST) -> OpenRun:
     splits = Splits.of(built.train_dataset, built.eval_dataset)
     evaluated = splits.for_evaluation
     data = splits.train if evaluated is None else evaluated  # without any, there is no trainer
-    trainer = Trainer(_for_looking(loaded.config, path), **{**vars(built), "train_dataset": None, "eval_dataset": data})
+    trainer = replace(built, train_dataset=None, eval_dataset=data).make_trainer(_for_looking(loaded.config, path))
     named = evaluated if isinstance(evaluated, Mapping) and all(isinstance(name, str) for name in evaluated) else {}
     return OpenRun(trainer, path, {**splits.data, **named}, evaluated, lambda: reader_of(module, trainer.preprocessor))
 

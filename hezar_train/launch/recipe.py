@@ -6,7 +6,7 @@ Everything that is wrong with the config and the options is told in one error. `
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hezar_train.metrics import MetricsHandler
+    from hezar_train.trainer import Trainer
 
 __all__ = ["SECTIONS", "LoadedRecipe", "Recipe", "check_file", "checked", "load_recipe", "overridden", "read_sections"]
 
@@ -31,12 +32,33 @@ OPTION_PREFIX = "recipe."
 class Recipe:
     """What a recipe's `build` returns: all that a trainer needs besides its config."""
 
-    model: nn.Module
+    model: nn.Module | Mapping[str, nn.Module]
+    """One model; or several by name, for a trainer of several."""
     train_dataset: Any
     eval_dataset: Any = None
     data_collator: Any = None
     preprocessor: Any = None
     metrics_handler: MetricsHandler | None = None
+    trainer_class: Callable[..., Trainer] | None = None
+    """A trainer of the recipe's own, such as a MultiModelTrainer; it is called as a Trainer is."""
+
+    def make_trainer(self, config: TrainerConfig) -> Trainer:
+        """Pass everything to the recipe's own trainer, or to the plain one."""
+        from hezar_train.trainer import Trainer
+
+        if self.trainer_class is None and isinstance(self.model, Mapping):
+            raise ConfigError(
+                f"there are several models ({choices(map(str, self.model))}), and the plain trainer trains one. Say "
+                "what trains them: Recipe(..., trainer_class=...), a subclass of MultiModelTrainer."
+            )
+        make: Callable[..., Trainer] = self.trainer_class or Trainer
+        trainer = make(
+            config, self.model, self.train_dataset, self.eval_dataset, data_collator=self.data_collator,
+            preprocessor=self.preprocessor, metrics_handler=self.metrics_handler,
+        )  # fmt: skip
+        if not isinstance(trainer, Trainer):
+            raise ConfigError(f"trainer_class made a {type(trainer).__name__}; expected a hezar_train.Trainer")
+        return trainer
 
 
 @dataclass(frozen=True)

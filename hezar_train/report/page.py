@@ -23,6 +23,7 @@ from hezar_train.report.charts import NUM_COLOURS, curves_section, payload
 from hezar_train.report.checkpoints import SavedCheckpoint, saved_checkpoints
 from hezar_train.report.markup import Content, Html, element, joined, of_user
 from hezar_train.report.panels import make_panels
+from hezar_train.report.picture import write_curves
 from hezar_train.report.records import RunRecord, read_runs
 from hezar_train.report.results import results_section
 from hezar_train.report.sections import (
@@ -55,11 +56,13 @@ class _Shown:
 def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
     """Write a page about a run, or one that compares several, and return its path.
 
-    Without `out` it is `RUN/report.html`, and `comparison.html` in the current folder for several. A run may be under
-    way. What cannot be read is told on the page.
+    Without `out` it is `RUN/report.html`, with a picture of the curves beside it, and `comparison.html` in the current
+    folder for several. A run may be under way. What cannot be read is told on the page.
     """
     records = read_runs(runs)
     target = Path(out) if out is not None else _usual_place(records)
+    if out is None and len(records) == 1:
+        write_curves(records[0])
     # a lone surrogate in a label is no reason for no report
     return write_atomically(target, _page(records).encode("utf-8", "replace"))
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from hezar_train.config.files import write_atomically
 from hezar_train.report.panels import Curve, Line, Panel, make_panels
-from hezar_train.report.records import read_run
+from hezar_train.report.records import RunRecord, read_run
 from hezar_train.report.ticks import round_ends, round_ticks
 from hezar_train.report.words import number, spoken
 
-__all__ = ["CURVES_FILE", "curves_png", "draw"]
+__all__ = ["CURVES_FILE", "curves_png", "draw", "write_curves"]
 
 CURVES_FILE = "curves.png"
 
@@ -32,6 +32,9 @@ LEFT_OUT = frozenset({"samples_per_second", "grad_norm"})
 """Of the training, not of the model."""
 
 MOST_DOTS = 40
+ROOMY = 2
+"""So many names of lines fit over a panel as they are."""
+
 INK, MUTED, GRID, PAPER = "#1f2733", "#667085", "#e4e7ec", "#ffffff"
 COLOURS = ("#2f6fde", "#d9540b", "#0f8a5f", "#9a4fd0", "#b8860b", "#c2255c")
 
@@ -40,7 +43,11 @@ Point = tuple[float, float]
 
 def curves_png(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path | None:
     """Draw the curves of a run into a PNG file, `RUN/curves.png` if none is named; None if nothing was logged."""
-    record = read_run(run)
+    return write_curves(read_run(run), out)
+
+
+def write_curves(record: RunRecord, out: str | os.PathLike[str] | None = None) -> Path | None:
+    """Draw the curves of a run that was read already."""
     panels = [panel for panel in make_panels([record]) if panel.is_main and panel.name not in LEFT_OUT]
     panels = [panel for panel in panels if _points(panel)]
     if not panels:
@@ -62,7 +69,8 @@ def draw(panels: Sequence[Panel]) -> bytes:
         _Axes(ImageDraw.Draw(picture), fonts, corner, panel, last_step).draw()
     file = io.BytesIO()
     picture = picture.reduce(SCALE // SHARPNESS)
-    picture.quantize(128).save(file, format="PNG", optimize=True)  # few colours: a third of the size
+    few = picture.quantize(128, Image.Quantize.FASTOCTREE)  # few colours: a third of the size
+    few.save(file, format="PNG", optimize=True)
     return file.getvalue()
 
 
@@ -98,7 +106,8 @@ class _Axes:
 
     def _draw_name(self, x: float, line: Line, colour: str) -> float:
         last = next((value for value in reversed(line.curve.values) if math.isfinite(value)), math.nan)
-        words = f"{line.role or 'value'} {number(last)}"
+        role = line.role.removeprefix("evaluation ") if len(self._panel.lines) > ROOMY else line.role
+        words = f"{role or 'value'} {number(last)}"
         self._text((x, 31), words, colour, self._font)
         return x + float(self._pen.textlength(words, font=self._font)) / SCALE + 14
 

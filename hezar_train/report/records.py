@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hezar_train.config.trainer_config import CONFIG_FILE
 from hezar_train.errors import ConfigError
 from hezar_train.events import DROPPED_SUFFIX, METRICS_FILE, Row
 
-__all__ = ["Evaluation", "RunRecord", "Table", "read_run", "read_runs"]
+__all__ = ["Evaluation", "RunRecord", "Table", "end_of", "is_moment", "is_number", "read_run", "read_runs"]
 
 MARKS_OF_A_RUN = (CONFIG_FILE, "plan.json", "logs", "checkpoints", "evaluations")
 STALE_SECONDS = 600
@@ -122,20 +122,41 @@ class RunRecord:
     def stop_reason(self) -> str | None:
         """Why the run ended before its plan did."""
         last = self.last_evaluation
-        return last.stop_reason if last is not None and last.step >= self.last_step else None
+        if last is not None and last.step >= self.last_step and last.stop_reason is not None:
+            return last.stop_reason
+        reason = self.end.get("reason")
+        return None if reason is None else str(reason)
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """How the last start ended, as the trainer wrote it down; empty while it goes on, and if it was killed."""
+        return end_of(self.starts[-1]) if self.starts else {}
+
+    @property
+    def error(self) -> str | None:
+        """The kind of error that ended the run, if one did."""
+        return str(self.end.get("error") or "an error") if self.end.get("how") == "failed" else None
 
     @property
     def is_finished(self) -> bool:
         """Tell whether the run came to its end."""
+        if self.error is not None:
+            return False
         total = self.total_steps
-        return self.stop_reason is not None or (total is not None and self.last_step >= total)
+        is_whole = self.end.get("how") == "finished" and self.settings.get("local_update_steps") is None
+        return is_whole or self.stop_reason is not None or (total is not None and self.last_step >= total)
 
     @property
     def is_under_way(self) -> bool:
         """Tell whether a trainer seems to be at work: the lock has a holder's name, and something was just written."""
-        if self.is_finished or not self.rows or not _is_held(self.root / "lock"):
+        if self.end or self.is_finished or not self.rows or not _is_held(self.root / "lock"):
             return False
         return time.time() - self.rows[-1].time < STALE_SECONDS
+
+
+def end_of(start: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a start ended, as it was written down; empty if it was not."""
+    return _mapped(start.get("end"))
 
 
 def read_runs(roots: Sequence[str | os.PathLike[str]]) -> list[RunRecord]:
@@ -238,7 +259,7 @@ class _Reader:
     def _start_times(self, logs: Path) -> list[float]:
         """Return when the run was started, each time: as recorded, else by the names of TensorBoard's files."""
         recorded: list[Any] = [one.get("time") for one in self._run.starts]
-        if times := sorted(float(moment) for moment in recorded if _is_number(moment) and 0 < moment < LATEST):
+        if times := sorted(float(moment) for moment in recorded if is_moment(moment)):
             return times
         names = [_EVENTS_FILE.match(path.name) for path in logs.glob("*/events.out.tfevents.*")]
         return sorted({float(match.group(1)) for match in names if match})
@@ -262,7 +283,7 @@ class _Reader:
             return None
         reason = found.get("stop_reason")
         metrics = {
-            str(name): _number(value) for name, value in _mapped(found.get("metrics")).items() if _is_number(value)
+            str(name): _number(value) for name, value in _mapped(found.get("metrics")).items() if is_number(value)
         }
         return Evaluation(
             step,
@@ -298,7 +319,7 @@ def _row(line: bytes) -> Row | None:
         return None
     if step < 0 or not 0 <= seconds < LATEST:
         return None
-    return Row(step, epoch, seconds, {name: _number(value) for name, value in record.items() if _is_number(value)})
+    return Row(step, epoch, seconds, {name: _number(value) for name, value in record.items() if is_number(value)})
 
 
 def _numbered(folder: Path, pattern: str) -> dict[int, Path]:
@@ -306,7 +327,13 @@ def _numbered(folder: Path, pattern: str) -> dict[int, Path]:
     return {int(path.stem): path for path in folder.glob(pattern) if path.stem.isdecimal() and path.stem.isascii()}
 
 
-def _is_number(value: Any) -> bool:
+def is_moment(value: Any) -> bool:
+    """Tell whether a value can be the moment of something."""
+    return is_number(value) and 0 < value < LATEST
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -1,6 +1,7 @@
 """What an evaluation found: its metrics, confusion matrix and other tables, the worst samples, sample texts.
 
-Texts of users run in their own direction; pictures are inlined if they are small and really pictures.
+Texts of users run in their own direction, but a code such as a plate's is read in the order of its symbols, as it is
+seen. Pictures are inlined if they are small and really pictures.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import base64
 import difflib
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,10 @@ MOST_ROWS = 200
 MOST_CHARACTERS = 600
 MOST_CHARACTERS_COMPARED = 400
 MOST_PICTURE_BYTES = 300_000
+MOST_SYMBOLS_OF_A_CODE = 24
+NUM_CARDS_OPEN = 10
+FEW_PIXELS = 64
+FEW_CHARACTERS = 24
 LAM, ALEFS = "ل", ("ا", "أ", "إ", "آ")
 PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
@@ -47,16 +54,40 @@ def _evaluation(run: RunRecord, evaluation: Evaluation, words: str) -> Html:
     parts: list[Content] = []
     if words:
         parts.append(element("p", f"{words.capitalize()}, at step {count(evaluation.step)}.", class_="note"))
-    parts.append(_metrics(evaluation.metrics))
-    for set_name in dict.fromkeys([*evaluation.tables, *evaluation.worst_samples, *evaluation.examples]):
+    set_names = list(dict.fromkeys([*evaluation.tables, *evaluation.worst_samples, *evaluation.examples]))
+    parts += _metrics_by_set(evaluation.metrics, [name for name in set_names if name])
+    for set_name in set_names:
         if set_name:
             parts.append(element("h3", of_user(set_name)))
         tables = evaluation.tables.get(set_name, [])
         if tables:
             parts.append(element("div", *(element("div", _table(one)) for one in tables), class_="side"))
         parts.append(_worst(run.root, evaluation.worst_samples.get(set_name, []), _class_names(tables)))
-        parts.append(_examples(evaluation.examples.get(set_name, [])))
+        parts.append(_examples(run.root, evaluation.examples.get(set_name, [])))
     return joined(parts)
+
+
+def _metrics_by_set(metrics: Mapping[str, float], set_names: Sequence[str]) -> Iterator[Content]:
+    """Yield a table with a row for each of several sets, and what belongs to none."""
+    owners = {name: _owner(name, set_names) for name in metrics}
+    keys = list(dict.fromkeys(name.removeprefix(f"{owner}.") for name, owner in owners.items() if owner))
+    keys = [key for key in keys if not key.endswith((".low", ".high"))]
+    if keys:
+        rows = [[of_user(one), *(_cell(metrics, f"{one}.{key}") for key in keys)] for one in set_names]
+        yield table(["set", *map(spoken, keys)], rows, "numbers")
+    yield _metrics({name: value for name, value in metrics.items() if owners[name] is None})
+
+
+def _owner(metric: str, set_names: Sequence[str]) -> str | None:
+    """Return the set that a metric belongs to; a set's name may begin with another's."""
+    return max((name for name in set_names if metric.startswith(f"{name}.")), key=len, default=None)
+
+
+def _cell(metrics: Mapping[str, float], name: str) -> str:
+    if name not in metrics:
+        return "–"
+    interval = _interval(metrics, name)
+    return number(metrics[name]) if interval == "–" else f"{number(metrics[name])} ({interval})"
 
 
 def _metrics(metrics: Mapping[str, float]) -> Html | None:
@@ -148,12 +179,25 @@ def _worst(root: Path, samples: Sequence[Mapping[str, Any]], classes: Sequence[s
     if not samples:
         return None
     cards = [_sample(root, sample, classes) for sample in samples]
-    return joined([element("h4", "samples with the largest loss"), element("ul", *cards, class_="cards")])
+    shown, more = cards[:NUM_CARDS_OPEN], cards[NUM_CARDS_OPEN:]
+    kind = "cards" if all(map(_is_small, samples)) else "cards wide"
+    parts: list[Content] = [element("h4", "samples with the largest loss"), element("ul", *shown, class_=kind)]
+    if more:
+        parts.append(element("details", element("summary", f"{len(more)} more"), element("ul", *more, class_=kind)))
+    return joined(parts)
+
+
+def _is_small(sample: Mapping[str, Any]) -> bool:
+    """Tell whether a sample is shown in little room: by a picture, or by few words."""
+    return "image" in sample or ("input" not in sample and len(str(sample.get("target"))) <= FEW_CHARACTERS)
 
 
 def _sample(root: Path, sample: Mapping[str, Any], classes: Sequence[str]) -> Html:
     target, prediction = (_named(sample.get(name), classes) for name in ("target", "prediction"))
-    truth, said = _compared(target, prediction)
+    if target in classes and prediction in classes:  # names differ as a whole
+        truth, said = of_user(target), of_user(prediction)
+    else:
+        truth, said = _compared(target, prediction)
     loss = sample.get("loss")
     note = f"sample {sample.get('sample', '?')}" + (f" · loss {number(loss)}" if isinstance(loss, int | float) else "")
     text = sample.get("input")
@@ -190,7 +234,21 @@ def _compared(target: str | list[str], prediction: str | list[str]) -> tuple[Htm
     blocks = difflib.SequenceMatcher(None, target, prediction, autojunk=False).get_opcodes()
     truth = [(target[first:last], kind == "equal") for kind, first, last, _, _ in blocks]
     said = [(prediction[first:last], kind == "equal") for kind, _, _, first, last in blocks]
-    return _marked_text(truth), _marked_text(said)
+    is_code = _is_code(target)
+    return _marked_text(truth, is_code=is_code), _marked_text(said, is_code=is_code)
+
+
+def _is_code(text: str) -> bool:
+    """Tell whether a text is a code, such as a plate's: single letters of a right-to-left script among digits."""
+    if len(text) > MOST_SYMBOLS_OF_A_CODE or not any(map(str.isdecimal, text)):
+        return False
+    is_letter = [unicodedata.bidirectional(symbol) in ("R", "AL") for symbol in text]
+    return any(is_letter) and not any(one and other for one, other in pairwise(is_letter))
+
+
+def _in_order(*content: Content) -> Html:
+    """Return a code with its symbols from left to right, whatever their script."""
+    return element("bdo", *content, dir="ltr")
 
 
 def _marked_words(words: Sequence[str], others: Sequence[str]) -> Html:
@@ -201,18 +259,20 @@ def _marked_words(words: Sequence[str], others: Sequence[str]) -> Html:
     return element("span", *pieces, dir="auto", class_="words")
 
 
-def _marked_text(pieces: Sequence[tuple[str, bool]]) -> Html:
+def _marked_text(pieces: Sequence[tuple[str, bool]], *, is_code: bool = False) -> Html:
     """Return text with a mark on each piece that is not the same; lam and alef are one letter form, marked as one."""
     content: list[Content] = []
     before = ""
     for text, is_same in pieces:
-        joins = not is_same and text.startswith(ALEFS) and before.endswith(LAM)
+        joins = not (is_same or is_code) and text.startswith(ALEFS) and before.endswith(LAM)
         content.append(before[:-1] if joins else before)
         before = text if is_same else ""
         if text and not is_same:
             content.append(element("mark", LAM + text if joins else text))
     content.append(before)
-    return element("span", *content, dir="auto") if any(content) else element("span", "(nothing)", class_="muted")
+    if not any(content):
+        return element("span", "(nothing)", class_="muted")
+    return _in_order(*content) if is_code else element("span", *content, dir="auto")
 
 
 def _cut(text: str) -> str:
@@ -233,21 +293,30 @@ def _picture(root: Path, name: Any, words: str) -> Html | None:
     kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
     if kind is None:
         return None
-    return element("img", src=f"data:{kind};base64,{base64.b64encode(content).decode()}", alt=words, loading="lazy")
+    has_few_pixels = kind == "image/png" and int.from_bytes(content[16:20]) < FEW_PIXELS
+    source = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return element("img", src=source, alt=words, class_="coarse" if has_few_pixels else None)
 
 
-def _examples(examples: Sequence[Mapping[str, Any]]) -> Html | None:
-    """Return records of any names as a table, such as prompts and what the model wrote."""
+def _examples(root: Path, examples: Sequence[Mapping[str, Any]]) -> Html | None:
+    """Return records of any names as cards, such as prompts and what the model wrote."""
     if not examples:
         return None
     names = list(dict.fromkeys(name for one in examples for name in one))
-    cards = [
-        element("li", element("dl", *(_field(name, one[name]) for name in names if name in one)))
-        for one in examples[:MOST_ROWS]
-    ]
-    return joined([element("h4", "examples"), element("ul", *cards, class_="cards texts")])
+    names.sort(key=lambda name: {"input": 0, "target": 1, "prediction": 2}.get(name, 3))
+    has_pictures = any("image" in one for one in examples)
+    cards = [_example(root, one, [name for name in names if name in one]) for one in examples[:MOST_ROWS]]
+    return joined([element("h4", "examples"), element("ul", *cards, class_="cards" if has_pictures else "cards texts")])
 
 
-def _field(name: str, value: Any) -> Html:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return joined([element("dt", spoken(name)), of_user(_cut(text), "dd")])
+def _example(root: Path, example: Mapping[str, Any], names: Sequence[str]) -> Html:
+    target = example.get("target")
+    is_code = isinstance(target, str) and _is_code(target)
+    fields = [_field(name, example[name], is_code=is_code) for name in names if name != "image"]
+    return element("li", _picture(root, example.get("image"), "the input"), element("dl", *fields))
+
+
+def _field(name: str, value: Any, *, is_code: bool) -> Html:
+    text = _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    said = element("dd", _in_order(text)) if is_code else of_user(text, "dd")
+    return joined([element("dt", spoken(name)), said])

@@ -8,7 +8,7 @@ from typing import Any
 from hezar_train.report.charts import NUM_COLOURS
 from hezar_train.report.checkpoints import SavedCheckpoint
 from hezar_train.report.markup import Content, Html, element, joined, of_user, table
-from hezar_train.report.records import RunRecord
+from hezar_train.report.records import RunRecord, end_of
 from hezar_train.report.settings import Setting, differing_settings, settings_of, shown
 from hezar_train.report.timeline import Start, TimeSplit
 from hezar_train.report.words import bytes_in_words, count, duration, moment, number, spoken
@@ -34,6 +34,8 @@ def status_badge(run: RunRecord) -> Html:
         return element("span", "finished", class_="badge good", title=run.stop_reason)
     if run.is_under_way:
         return element("span", "under way", class_="badge live")
+    if run.error is not None:
+        return element("span", f"failed: {run.error}", class_="badge bad")
     return element("span", "stopped before its end", class_="badge warn")
 
 
@@ -133,7 +135,7 @@ def time_section(run: RunRecord, starts: Sequence[Start], split: TimeSplit) -> H
     """Return where the time went, and the starts with the pauses between them."""
     if not starts:
         return element("p", "Nothing has been logged yet.", class_="empty")
-    known = "as measured" if split.is_measured else "estimated from the moments of the logged rows"
+    known = "as measured" if split.is_measured else "estimated, in part, from the moments of the logged rows"
     head, lines = _start_rows(run, starts)
     return joined([
         element("h3", "Where the time went ", element("small", known)),
@@ -160,11 +162,24 @@ def _steps(start: Start) -> str:
 
 
 def _outcome(run: RunRecord, starts: Sequence[Start], place: int) -> str:
-    if place < len(starts):
-        return "interrupted"
-    if run.is_finished:
+    record = starts[place - 1].record
+    if end := end_of(record):
+        return _end_in_words(end)
+    if place == len(starts) and run.is_finished:
         return run.stop_reason or "at its end"
-    return "not yet" if run.is_under_way else "interrupted"
+    if place == len(starts) and run.is_under_way:
+        return "not yet"
+    return "killed" if "step" in record else "interrupted"  # older records tell of no end
+
+
+def _end_in_words(end: Mapping[str, Any]) -> str:
+    match end.get("how"):
+        case "finished":
+            return str(end.get("reason") or "at its end")
+        case "failed":
+            return f"failed: {end.get('error') or 'an error'}"
+        case _:
+            return f"interrupted by {end['signal']}" if end.get("signal") else "interrupted"
 
 
 def _bar(seconds: Mapping[str, float]) -> Html:
@@ -280,12 +295,14 @@ def environment_section(run: RunRecord) -> Html:
 
 
 def _flattened(start: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested facts under names of several words; the moment of the start is told elsewhere."""
+    """Return nested facts under names of several words; when and how it ran is told elsewhere."""
     found: dict[str, Any] = {}
     for name, value in start.items():
         full = f"{prefix} {name}".strip()
+        if full in ("time", "step", "seconds", "end"):
+            continue
         if isinstance(value, dict):
             found |= _flattened(value, full)
-        elif full not in ("time", "step"):
+        else:
             found[full] = value
     return found

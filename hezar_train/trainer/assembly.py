@@ -53,6 +53,7 @@ from hezar_train.trainer.run import Run
 from hezar_train.trainer.saving import Snapshot, preprocessor_writer
 from hezar_train.trainer.splits import Splits
 from hezar_train.trainer.steps import TrainSteps, Verbs
+from hezar_train.trainer.time_spent import TimeSpent
 from hezar_train.trainer.units import counts_labels, label_counter
 from hezar_train.trainer.updates import Updater
 from hezar_train.types import Mode
@@ -155,6 +156,7 @@ class Assembly:
         self.progress = Progress(self.plan.total_steps, self.plan.num_epochs, enabled=False)
         self._flag = StopFlag(waits_for_others=self.runtime.num_processes > 1)
         self._routine: Routine | None = None
+        self._spent = TimeSpent()
         self._depth = 0
         verbs = Verbs(self.prepare_input_batch, self._outputs_of, self.compute_loss)
         updater = Updater(self.optimizer, self.runtime.scaler, config)
@@ -311,7 +313,7 @@ class Assembly:
         num_epochs = UNLIMITED if is_round else self.plan.num_epochs
         return Course(
             routine, self._source, self.plan, self.state, self._due.end, num_epochs, self._weigh_first,
-            agree=self._agree,
+            agree=self._agree, spent=self._spent,
         )  # fmt: skip
 
     def _end(self) -> End:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +35,9 @@ from hezar_train.trainer.run import Run
 from hezar_train.types import Mode
 
 __all__ = ["Calls", "RoutineResult"]
+
+FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
+SIGNAL_OF_CODE: dict[Any, str] = {128 + number: number.name for number in signal.Signals}
 
 
 @dataclass(frozen=True)
@@ -177,39 +182,63 @@ class Calls(Replanning):
         with self._locked(), self._flag, self.storage, self._model_at_hand():
             self._steps.forget_open_window()  # of a failed call, and what a user's own backward left behind
             self.runtime.processes.on_main(self._enter_folder)
-            self._checkpoint = None  # from here on the state says where the run is
-            if self.config.accept_changes:
-                self.state.stop_reason = None
-            self._source.restore(self._snapshot.cursor)
-            self.progress = Progress(
-                self._total_steps(),
-                self.plan.num_epochs if self.state.call_end is None else None,
-                self.state.global_step,
-                enabled=self.runtime.is_main,
-            )
-            self.progress.shown = self.metrics_handler.shown
-            run = self._begin_run()
-            self._windows_seen = 0
-            leaves_together = is_finished = False
-            try:
-                run.reserve_buffers()
-                yield run
-                run.log_rest()
-                leaves_together = is_finished = True
-            except TrainingInterrupted:  # on which all processes have agreed
-                leaves_together = True
-                raise
-            except KeyboardInterrupt:  # the second Ctrl-C: leave at once, what is saved is saved
-                run.abandon()
-                raise
-            finally:
-                self._source.close()
-                run.finish()
-                if not is_finished and self._pusher is not None:
-                    self._pusher.abandon()
-                self._known_steps = self._store.steps()
-                if leaves_together:  # a launcher ends all when one has left, and the main one may still have written
-                    self.runtime.processes.wait()
+            with self._end_noted():
+                self._checkpoint = None  # from here on the state says where the run is
+                if self.config.accept_changes:
+                    self.state.stop_reason = None
+                self._source.restore(self._snapshot.cursor)
+                self.progress = Progress(
+                    self._total_steps(),
+                    self.plan.num_epochs if self.state.call_end is None else None,
+                    self.state.global_step,
+                    enabled=self.runtime.is_main,
+                )
+                self.progress.shown = self.metrics_handler.shown
+                run = self._begin_run()
+                self._windows_seen = 0
+                with self._brought_to_an_end(run):
+                    run.reserve_buffers()
+                    yield run
+                    run.log_rest()
+
+    @contextmanager
+    def _brought_to_an_end(self, run: Run) -> Iterator[None]:
+        """Finish what the body leaves under way, however it ends."""
+        leaves_together = is_finished = False
+        try:
+            yield
+            leaves_together = is_finished = True
+        except TrainingInterrupted:  # on which all processes have agreed
+            leaves_together = True
+            raise
+        except KeyboardInterrupt:  # the second Ctrl-C: leave at once, what is saved is saved
+            run.abandon()
+            raise
+        finally:
+            self._source.close()
+            run.finish()
+            if not is_finished and self._pusher is not None:
+                self._pusher.abandon()
+            self._known_steps = self._store.steps()
+            if leaves_together:  # a launcher ends all when one has left, and the main one may still have written
+                self.runtime.processes.wait()
+
+    @contextmanager
+    def _end_noted(self) -> Iterator[None]:
+        """Write down how this start ends and where its time went; one that is killed has no end."""
+        self._spent.start()
+        end: dict[str, Any] = {"how": FINISHED}
+        try:
+            yield
+            if self.state.stop_reason is not None:
+                end["reason"] = self.state.stop_reason
+        except BaseException as error:
+            end = _end_of(error)
+            raise
+        finally:
+            if self.runtime.is_main:
+                end |= {"time": time.time(), "step": self.state.global_step}
+                self.folder.amend_start({"seconds": self._spent.split(), "end": end})
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -274,6 +303,7 @@ class Calls(Replanning):
             precision=self.runtime.precision, num_parameters=num_parameters(bare), model_class=type(bare).__name__,
             train_data=self.train_dataset,
             eval_data=evaluation_sets(None, self.eval_dataset) if self.evaluates else None,
+            step=self.state.global_step,
         )  # fmt: skip
 
     def _begin_run(self) -> Run:
@@ -290,6 +320,7 @@ class Calls(Replanning):
             stopping=self._stopping,
             grad_norm=lambda: self.ctx.get("grad_norm"),
             pusher=self._pusher,
+            spent=self._spent,
         )  # fmt: skip
         self._due.actions = run.actions
         self._run = run
@@ -339,3 +370,12 @@ class Calls(Replanning):
         shown = ", ".join(f"{name} {self.metrics_handler.shown(name, value)}" for name, value in metrics.items())
         logger.info("already trained to the end (step %d, epoch %d): %s", state.global_step, state.epoch, shown)
         return RoutineResult(0, metrics, self.get_model_para)
+
+
+def _end_of(error: BaseException) -> dict[str, Any]:
+    """Return how a start ended: by a signal, or by an error, of which only the kind is told (records are pushed)."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"how": INTERRUPTED, "signal": signal.SIGINT.name}
+    if isinstance(error, TrainingInterrupted):
+        return {"how": INTERRUPTED, "signal": SIGNAL_OF_CODE.get(error.code)}
+    return {"how": FAILED, "error": type(error).__name__}

@@ -16,6 +16,7 @@ from hezar_train.errors import DataError, NonFiniteError
 from hezar_train.loop import Context, Routine
 from hezar_train.plan import UNLIMITED, End, Plan
 from hezar_train.state import TrainerState
+from hezar_train.trainer.time_spent import TimeSpent
 
 __all__ = ["Course", "EpochBatches"]
 
@@ -33,6 +34,8 @@ class Course:
     weigh: Callable[[Window], Window]
     batches_in_epoch: int = UNLIMITED
     agree: Callable[[Any], float] = float
+    spent: TimeSpent | None = None
+    """Where the time that it takes to get data is noted."""
     saw_data: bool = field(default=False, repr=False)
     open_epoch: Generator[Any, None, None] | None = field(default=None, repr=False)
 
@@ -101,7 +104,8 @@ class Course:
         self.saw_data = False
         steps_left = min(self.end.step - state.global_step, self.batches_in_epoch - state.epoch_step)
         samples_left = self.end.samples - state.samples_seen
-        for window in self.source.windows(self.plan, epoch, state.position, steps_left, samples_left):
+        windows = self.source.windows(self.plan, epoch, state.position, steps_left, samples_left)
+        for window in windows if self.spent is None else self.spent.waiting_for(windows):
             if self.ends:
                 return
             self.saw_data = True

@@ -15,7 +15,7 @@ from hezar_train.trainer.models import LABEL_KEYS
 
 NAMELESS = "LABEL_"  # what transformers calls labels that nobody named
 
-__all__ = ["TextDecoder", "collapse", "decoder_of", "generates", "generator_of", "label_names_of"]
+__all__ = ["TextDecoder", "collapse", "decoded_inputs", "decoder_of", "generates", "generator_of", "label_names_of"]
 
 
 def label_names_of(model: nn.Module) -> Mapping[int, str] | None:
@@ -87,6 +87,15 @@ def decoder_of(model: nn.Module, preprocessor: Any) -> TextDecoder | None:
         return None
     blank = _blank_of(model)
     return TextDecoder(post_process, blank, is_time_first=blank is not None)
+
+
+def decoded_inputs(preprocessor: Any, rows: list[list[int]]) -> list[str] | None:
+    """Return the texts of a model's inputs, by a tokenizer's `batch_decode` or `decode`; None where there is none."""
+    tokenizer = _tokenizer_of(preprocessor)
+    if tokenizer is not None:
+        return [str(tokenizer.batch_decode([row], skip_special_tokens=True)[0]) for row in rows]
+    decode = getattr(preprocessor, "decode", None)
+    return [str(decode(row)) for row in rows] if callable(decode) else None
 
 
 def _decoder_by_tokenizer(model: nn.Module, tokenizer: Any) -> TextDecoder:

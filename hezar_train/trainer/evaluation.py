@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,14 +22,18 @@ from hezar_train.trainer.worst import WorstSamples
 
 __all__ = ["EvaluationReport", "EvaluationSteps", "looking_only"]
 
+NUM_EXAMPLES = 8
+
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """The outcome of an evaluation: numbers by name, tables, and the samples that went worst."""
+    """The outcome of an evaluation: numbers by name, tables, the samples that went worst, and the first texts."""
 
     metrics: dict[str, float]
     tables: list[Table]
     worst_samples: list[dict[str, Any]]
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """Of a task with texts, what was read or written for the first samples, and what would have been right."""
 
 
 class EvaluationSteps:
@@ -73,6 +77,7 @@ class EvaluationSteps:
         self._batches = 0
         self.num_samples = 0
         self._worst = WorstSamples()
+        self._examples: list[dict[str, Any]] = []
 
     def forward(self, ctx: Context) -> None:
         """Run the model and its loss on the batch."""
@@ -118,14 +123,16 @@ class EvaluationSteps:
         """Put what all processes counted together; every one then computes the same."""
         if self._processes.count == 1:
             return
-        own = (float(self._loss), self._weight, self.num_samples, self._handler.state(), self._worst.listed())
+        shown = (self._worst.listed(), self._examples)
+        own = (float(self._loss), self._weight, self.num_samples, self._handler.state(), shown)
         gathered = self._processes.gather(own)
         self._handler.reset()
         for _, _, _, state, _ in gathered:
             self._handler.merge(state)
         self._loss, self._weight = sum(loss for loss, *_ in gathered), sum(weight for _, weight, *_ in gathered)
         self.num_samples = sum(count for _, _, count, *_ in gathered)
-        self._worst = WorstSamples.of([row for *_, rows in gathered for row in rows])
+        self._worst = WorstSamples.of([row for *_, (worst, _) in gathered for row in worst])
+        self._examples = [row for *_, (_, examples) in gathered for row in examples]
 
     def _result(self) -> EvaluationReport:
         """Return the loss and the handler's metrics over everything measured, with what a report shows beside them."""
@@ -135,7 +142,8 @@ class EvaluationSteps:
         if self._num_resamples:
             for key, (low, high) in self._handler.intervals().items():
                 metrics |= {f"{key}.low": low, f"{key}.high": high}
-        return EvaluationReport(metrics, self._handler.tables(), self._worst.listed())
+        examples = sorted(self._examples, key=lambda row: int(row["sample"]))[:NUM_EXAMPLES]
+        return EvaluationReport(metrics, self._handler.tables(), self._worst.listed(), examples)
 
     def _measure_metrics(
         self, place: tuple[int, int], outputs: Mapping[str, Any], labels: Any, num_units: float
@@ -150,7 +158,14 @@ class EvaluationSteps:
             handler.update(outputs, labels)
         losses = None if labels is None else handler.sample_losses(outputs, labels)
         if losses is not None:
-            self._worst.add(first, losses, *handler.compared(outputs, labels))
+            compared = handler.compared(outputs, labels)
+            self._worst.add(first, losses, *compared)
+            if handler.reads_text and first < NUM_EXAMPLES:
+                self._examples += [
+                    {"sample": number, "prediction": said, "target": right}
+                    for number, said, right in zip(range(first, NUM_EXAMPLES), *compared, strict=False)
+                    if isinstance(said, str) and isinstance(right, str)
+                ]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The run's folder: every path in one place, what a resume drops, what a fresh start moves aside.
 
-Nothing is ever deleted here: lines past a checkpoint go to `*.dropped`, an earlier run in the same folder to
-`previous/`.
+Nothing is ever deleted here but pictures of old evaluations: lines past a checkpoint go to `*.dropped`, an earlier run
+in the same folder to `previous/`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import is_disk_full, write_atomically
 from hezar_train.events import LEDGER_FILE
+from hezar_train.hub import amend_start
+from hezar_train.report import COMPARISON_FILE, CURVES_FILE, REPORT_FILE
 from hezar_train.runtime import logger
 from hezar_train.state import TrainerState
 
@@ -38,6 +41,7 @@ class RunFolder:
         self.recipe = self.root / "recipe.json"
         self.hub = self.root / "hub.json"
         self.environment = self.root / "environment.json"
+        self.pages = [self.root / name for name in (REPORT_FILE, CURVES_FILE, COMPARISON_FILE)]
         self.lock = self.root / "lock"
 
     def new_logs(self) -> Path:
@@ -65,6 +69,7 @@ class RunFolder:
                 self.recipe,
                 self.hub,
                 self.environment,
+                *self.pages,
             )
             if path.exists()
         ]
@@ -82,6 +87,23 @@ class RunFolder:
     def record_evaluation(self, step: int, epoch: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
         """Write an evaluation's result, once and whole."""
         _write_if_there_is_room(self._record(step), {"step": step, "epoch": epoch, "metrics": metrics, **details})
+
+    def pictures(self, step: int) -> Path:
+        """Name the folder of the pictures that belong to an evaluation."""
+        return self.evaluations / f"{step:08d}"
+
+    def keep_pictures_of(self, steps: set[int]) -> None:
+        """Delete the pictures of all other evaluations: they are for looking only, and can be made again."""
+        for path in self.evaluations.glob("[0-9]*"):
+            if path.is_dir() and path.name.isdecimal() and int(path.name) not in steps:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def amend_start(self, facts: dict[str, Any]) -> None:
+        """Add facts to the record of the start under way; a disk that refuses is no reason to stop training."""
+        try:
+            amend_start(self.root, facts)
+        except OSError as error:
+            logger.warning("%s was not brought up to date: %s", self.environment, error)
 
     def recorded_evaluation(self, step: int) -> dict[str, float] | None:
         """Read an evaluation's result; None where there is none, or none that can be read."""

@@ -7,28 +7,41 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hezar_train.checkpoint import unwrap
 from hezar_train.data import preserved_randomness, seed_device, step_seed, without_company
 from hezar_train.events import EventStorage
 from hezar_train.loop import HookSet, Routine
 from hezar_train.plan import UNLIMITED, one_pass
+from hezar_train.runtime import logger
+from hezar_train.runtime.sharding import is_sharded
 from hezar_train.trainer.assembly import Assembly
 from hezar_train.trainer.checks import refuse_absent_best
+from hezar_train.trainer.continuations import continuations
+from hezar_train.trainer.decoding import decoded_inputs, generates, label_names_of
 from hezar_train.trainer.evaluation import EvaluationReport, looking_only
 from hezar_train.trainer.prediction import write_predictions
-from hezar_train.types import Mode
+from hezar_train.trainer.sample_looks import SampleLooks, is_cheap_to_fetch
+from hezar_train.trainer.worst import in_words
+from hezar_train.types import Mode, TaskType
 
 __all__ = ["Looking"]
+
+NUM_TEXTS = 4
 
 
 class Looking(Assembly):
     """The routines that look."""
+
+    _evaluated_data: dict[str, Any] | None = None
+    """The data of each set, while an evaluation is made for the record."""
 
     if TYPE_CHECKING:
 
@@ -105,19 +118,52 @@ class Looking(Assembly):
     def _evaluate_for_record(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Evaluate; return the metrics, and what only a report shows."""
         self._evaluation.may_be_abandoned = True
-        self.last_evaluation = {}
+        self.last_evaluation, self._evaluated_data = {}, {}
         try:
             with preserved_randomness(), looking_only(self.model):  # an override may draw, and forget the modes
                 seed_device(step_seed(self.config.seed, self.state.global_step, self.runtime.rank), self.runtime.device)
                 metrics = self.val_epoch() or {}
                 if self._tests_while_training():
                     metrics |= {f"test.{name}": value for name, value in (self.test_epoch() or {}).items()}
+                details = self._details(self._evaluated_data) if self.runtime.is_main else {}
         finally:
-            self._evaluation.may_be_abandoned = False
+            self._evaluation.may_be_abandoned, self._evaluated_data = False, None
         if metrics:
             refuse_absent_best(self.best_key, metrics)
-        shown = {name: (report.tables, report.worst_samples) for name, report in self.last_evaluation.items()}
-        return metrics, {
-            "tables": {name: tables for name, (tables, _) in shown.items()},
-            "worst_samples": {name: samples for name, (_, samples) in shown.items()},
+        return metrics, details
+
+    def _details(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what only a report shows: tables, the worst samples, examples, and what they looked like."""
+        reports = self.last_evaluation.items()
+        plain = {
+            "tables": {name: report.tables for name, report in reports},
+            "worst_samples": {name: report.worst_samples for name, report in reports},
         }
+        try:
+            return plain | self._samples_as_they_looked(data)
+        except Exception as error:  # noqa: BLE001 - of the user's dataset or tokenizer: no picture is worth a run
+            logger.warning("the report will not show what samples looked like: %s: %s", type(error).__name__, error)
+            return plain
+
+    def _samples_as_they_looked(self, data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        pictures = self.folder.pictures(self.state.global_step)
+        looks = SampleLooks(self.folder.root, pictures, self.config.seed, self.preprocessor)
+        names, decode = label_names_of(unwrap(self.model)), partial(decoded_inputs, self.preprocessor)
+        told = in_words(self.metrics_handler, names, decode)
+        worst, examples = {}, {}
+        for place, (name, report) in enumerate(self.last_evaluation.items()):
+            prefix, samples = f"{place}-" if name else "", data.get(name)
+            worst[name] = looks.added([told(row) for row in report.worst_samples], samples, prefix)
+            shown = looks.added(report.examples, samples, prefix) or self._texts_written_on(samples)
+            examples[name] = [{key: row[key] for key in row if key != "sample"} for row in shown]
+        return {"worst_samples": worst} | ({"examples": examples} if any(examples.values()) else {})
+
+    def _texts_written_on(self, data: Any) -> list[dict[str, Any]]:
+        """Return texts that a language model writes after the beginnings of a few samples."""
+        model, config = unwrap(self.model), self.config
+        is_asked = config.evaluate_with_generate and config.task == TaskType.LANGUAGE_MODELING
+        if not is_asked or not generates(model) or is_sharded(self.model) or not is_cheap_to_fetch(data):
+            return []
+        with torch.no_grad(), self._autocast():
+            samples = [data[number] for number in range(min(NUM_TEXTS, len(data)))]
+            return continuations(model, samples, self.preprocessor, config.generation_kwargs, self.runtime.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from hezar_train.checkpoint import CheckpointStore, CheckpointWriter, SharedStore
@@ -22,8 +23,11 @@ from hezar_train.state import TrainerState
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.records import Records
 from hezar_train.trainer.saving import Snapshot
+from hezar_train.trainer.time_spent import EVALUATION, SAVING, TimeSpent
 
 __all__ = ["Run"]
+
+SECONDS_BETWEEN_NOTES = 30.0
 
 OWN_NAMES = frozenset({"train.step_loss", *RESERVED_NAMES})  # rows hold the mean of the one, and have the others
 
@@ -46,12 +50,14 @@ class Run:
     stopping: Stopping
     processes: Processes
     grad_norm: Callable[[], float | None]
+    spent: TimeSpent
     pusher: Pusher | None = None
     """What pushes to the Hub; only the main process has one, if any."""
     last_metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._is_abandoned = False
+        self._noted_time = perf_counter()
         self._totals: dict[str, int] = {}
         self._best_on_disk: int | None = None
         group = self.snapshot.group
@@ -102,10 +108,11 @@ class Run:
         if not self._saves_here:
             return
         self.progress.pause()
-        if self._logs_are_out():
-            self.snapshot.measured = self._measured()
-            before_commit = None if self.records is None else self.records.sync
-            self._writer.save(self.state.global_step, self.snapshot.take(before_commit), protect=self._protected())
+        with self.spent.on(SAVING):
+            if self._logs_are_out():
+                self.snapshot.measured = self._measured()
+                before_commit = None if self.records is None else self.records.sync
+                self._writer.save(self.state.global_step, self.snapshot.take(before_commit), protect=self._protected())
         self.progress.resume()
 
     def _logs_are_out(self) -> bool:
@@ -135,7 +142,8 @@ class Run:
         found = {"train.loss": state.loss_tracker_avg}
         if self.evaluate is not None:
             recorded = self._recorded()
-            metrics, details = self.evaluate() if recorded is None else (recorded, {})
+            with self.spent.on(EVALUATION):
+                metrics, details = self.evaluate() if recorded is None else (recorded, {})
             if not self.config.accept_changes:  # else the record is judged by the new settings
                 state.stop_reason = state.stop_reason or self._recorded_reason()
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
@@ -146,6 +154,8 @@ class Run:
         if self.evaluate is not None and recorded is None and self.processes.is_main:
             details |= {"stop_reason": state.stop_reason}
             self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
+            self.folder.keep_pictures_of({state.global_step, state.best_checkpoint or state.global_step})
+            self._note_time()
         if self.pusher is not None and state.best_checkpoint is not None:
             self.pusher.note_best(state.best_checkpoint)
 
@@ -157,6 +167,12 @@ class Run:
         found = self.folder.recorded_stop_reason(self.state.global_step) if self.processes.is_main else None
         return self.processes.share(found)
 
+    def _note_time(self) -> None:
+        """Write down now and then where the time went, so that it is known also of a run that is killed later."""
+        if perf_counter() - self._noted_time > SECONDS_BETWEEN_NOTES:
+            self._noted_time = perf_counter()
+            self.folder.amend_start({"seconds": self.spent.split()})
+
     def abandon(self) -> None:
         """Do not wait for the save under way."""
         self._is_abandoned = True
@@ -164,10 +180,11 @@ class Run:
     def finish(self) -> None:
         """Wait for the save under way and close the files."""
         try:
-            if self._is_abandoned:
-                self._writer.abandon()
-            else:
-                self._writer.close()
+            with self.spent.on(SAVING):
+                if self._is_abandoned:
+                    self._writer.abandon()
+                else:
+                    self._writer.close()
         finally:
             if self.records is not None:
                 self.state.files = self.records.flush()  # a second call of train() goes on from here

@@ -376,6 +376,9 @@ class Trainer(Calls, FederatedView, IterationView, HistoryView, EpochView):
         hooks = self.hooks[Mode.VAL] if hooks_set is None else hooks_set
         with self._model_at_hand(), self._tuned_for_evaluation():
             self.last_evaluation = {one.name: self._evaluate_one(one.data, one.split, hooks) for one in sets}
+        is_in_order = type(self).create_eval_dataloader is Trainer.create_eval_dataloader
+        if self._evaluated_data is not None and is_in_order:
+            self._evaluated_data = {one.name: one.data for one in sets}
         return {
             f"{name}.{key}" if name else key: value
             for name, report in self.last_evaluation.items()

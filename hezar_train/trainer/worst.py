@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from hezar_train.metrics import IGNORED_LABEL
+from hezar_train.metrics import (
+    IGNORED_LABEL,
+    ClassificationHandler,
+    LanguageModelingHandler,
+    MetricsHandler,
+    SequenceLabelingHandler,
+)
 
-__all__ = ["WorstSamples"]
+__all__ = ["WorstSamples", "in_words"]
 
 KEPT = 16
 MOST_PLACES_SHOWN = 256
+
+Row = dict[str, Any]
+Decode = Callable[[list[list[int]]], list[str] | None]
 
 
 class WorstSamples:
@@ -55,6 +66,38 @@ class WorstSamples:
     def _add_on_host(self, first: int, losses: list[float], predictions: list[Any], targets: list[Any]) -> None:
         rows = zip(losses, range(first, first + len(losses)), predictions, targets, strict=True)
         self._rows = heapq.nlargest(KEPT, [*self._rows, *rows], key=lambda row: row[0])
+
+
+def in_words(handler: MetricsHandler, names: Mapping[int, str] | None, decode: Decode) -> Callable[[Row], Row]:
+    """Return how a row is told: classes by their names, tokens as text, all else as it is.
+
+    `decode` makes texts of rows of ids, or returns None.
+    """
+    if isinstance(handler, LanguageModelingHandler):
+        told: Callable[[Any], Any] = partial(_as_text, decode)
+    elif names and isinstance(handler, SequenceLabelingHandler):
+        told = partial(_by_name, names)
+    elif names and isinstance(handler, ClassificationHandler):
+        told = partial(_of_those_on, names)
+    else:
+        return lambda row: row
+    return lambda row: row | {key: told(row[key]) for key in ("prediction", "target")}
+
+
+def _as_text(decode: Decode, value: Any) -> Any:
+    texts = decode([value]) if isinstance(value, list) else None
+    return value if texts is None else texts[0]
+
+
+def _by_name(names: Mapping[int, str], value: Any) -> Any:
+    return [names.get(one, one) for one in value] if isinstance(value, list) else names.get(value, value)
+
+
+def _of_those_on(names: Mapping[int, str], value: Any) -> Any:
+    """Return a class by its name, or those of several labels that are on at once."""
+    if not isinstance(value, list):
+        return names.get(value, value)
+    return [names.get(number, number) for number, is_on in enumerate(value) if is_on]
 
 
 def _joined(kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

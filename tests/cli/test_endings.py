@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from hezar_train.cli import root
-from hezar_train.cli.endings import show_unexpected
+from hezar_train.cli.endings import folded, show_unexpected
 
 Invoke = Callable[..., Result]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -94,3 +94,13 @@ def test_the_shell_completes_commands_recipes_and_fields(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert {line.split(",")[1] for line in done.stdout.splitlines()} == expected
+
+
+def test_a_long_error_is_folded_between_words_and_keeps_its_lines() -> None:
+    words = "2 problems:\n  1. " + "a word and " * 12 + "\n  2. " + "x" * 90
+    lines = folded(words, 60).split("\n")
+    assert (lines[0], lines[-1]) == ("2 problems:", "     " + "x" * 90)  # a word is never cut
+    assert max(map(len, lines[:-1])) <= 60
+    assert all(line.startswith("     ") for line in (*lines[2:4], lines[-1]))
+    assert " ".join(" ".join(lines).split()) == " ".join(words.split())
+    assert len("error: ") + len(folded("word " * 30, 60).split("\n")[0]) <= 60

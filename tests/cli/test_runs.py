@@ -37,10 +37,22 @@ def test_a_run_short_of_its_end_is_interrupted_and_one_whose_process_lives_is_ru
     shutil.rmtree(trained / "checkpoints/00000006")
     (trained / "evaluations/00000006.json").unlink()
     shutil.rmtree(trained / "logs")
+    (trained / "environment.json").unlink()
     assert row_of(invoke, "sums")[2:6:3] == ["3/6", "interrupted"]
     assert "Go on with an interrupted run: hezar-train resume RUN" in invoke("runs").stdout
     (trained / "lock").write_text(json.dumps(HOLDER))
     assert "running" in row_of(invoke, "sums")
+
+
+def test_a_run_that_ended_with_an_error_has_failed_until_it_is_started_again(invoke: Invoke, trained: Path) -> None:
+    record = trained / "environment.json"
+    start = json.loads(record.read_text())["starts"][0]
+    failed = {**start, "end": {"how": "failed", "error": "NonFiniteError"}}
+    record.write_text(json.dumps({"starts": [failed]}))
+    assert "failed" in row_of(invoke, "sums")
+    assert "Go on with a failed run: hezar-train resume RUN" in invoke("runs").stdout
+    record.write_text(json.dumps({"starts": [failed, start]}))
+    assert "finished" in row_of(invoke, "sums")
 
 
 def test_a_lock_that_a_killed_process_left_does_not_count(invoke: Invoke, trained: Path) -> None:

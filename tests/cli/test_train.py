@@ -99,3 +99,14 @@ def test_a_damaged_run_is_a_failure_and_not_a_mistake(invoke: Invoke, smoke: str
     assert done.exit_code == 1
     assert "error: no checkpoint in runs/image_classification-smoke/checkpoints can be loaded" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_fast_dev_run_tries_everything_in_a_folder_of_its_own(invoke: Invoke, smoke: str, tmp_path: Path) -> None:
+    for _ in range(2):  # the second one starts anew
+        done = invoke("train", smoke, "batch_size=64", "--fast-dev-run")
+        assert (done.exit_code, "Training done!" in done.stdout) == (0, True)
+    run = tmp_path / "runs/image_classification-smoke-dev"
+    assert {int(path.stem) for path in (run / "evaluations").glob("*.json")} == {10, 20}
+    assert not (tmp_path / "runs/image_classification-smoke").exists()
+    logged = [json.loads(line) for path in run.glob("logs/*/metrics.json") for line in path.read_text().splitlines()]
+    assert {row["step"] for row in logged if "train.loss" in row} == set(range(1, 21))

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from hezar_train import MultiModelTrainer
 from hezar_train.errors import ConfigError
 from hezar_train.launch import (
     Recipe,
     build_trainer,
     check_file,
     load_recipe,
+    load_run,
+    open_run,
     recipe_names,
     resumed,
     saved_checkpoints,
@@ -65,14 +68,14 @@ def test_a_recipe_is_found_by_name_folder_and_config_file(folder: Path, given: s
 
 
 def test_a_name_in_the_folder_at_hand_comes_before_the_shipped_one(folder: Path) -> None:
-    folder.rename(folder.with_name("digits"))
-    assert load_recipe("digits").options == {"width": 3}
-    assert recipe_names().count("digits") == 1
+    folder.rename(folder.with_name("image_classification"))
+    assert load_recipe("image_classification").options == {"width": 3}
+    assert recipe_names().count("image_classification") == 1
 
 
 def test_the_shipped_recipes_are_found_from_anywhere(folder: Path) -> None:
-    assert {"digits", "line"} <= set(recipe_names())
-    assert load_recipe("digits").config.task == "image_classification"
+    assert {"image_classification", "line"} <= set(recipe_names())
+    assert load_recipe("image_classification").config.task == "image_classification"
 
 
 def test_overrides_are_yaml_and_go_to_the_trainer_or_the_recipe(folder: Path) -> None:
@@ -203,3 +206,68 @@ def test_a_restarted_run_whose_folder_is_empty_begins_as_it_was_asked_to(folder:
 def test_a_recipe_needs_a_model_and_data_only() -> None:
     recipe = Recipe(torch.nn.Linear(1, 1), [1])
     assert (recipe.eval_dataset, recipe.data_collator, recipe.preprocessor, recipe.metrics_handler) == (None,) * 4
+    assert recipe.trainer_class is None
+
+
+SEVERAL = """\
+from functools import partial
+
+import torch
+
+from hezar_train import MultiModelTrainer, Recipe
+
+
+def build(trains: str = "own") -> Recipe:
+    data = torch.utils.data.TensorDataset(torch.ones(6, 2), torch.ones(6, 1))
+    models = {"small": torch.nn.Linear(2, 1), "large": torch.nn.Linear(2, 1)}
+    own = {
+        "own": partial(MultiModelTrainer, interact="parallel", eval_model="large"),
+        "plain": None,
+        "other": lambda *_, **__: "a trainer",
+    }
+    return Recipe(models, data, data, trainer_class=own[trains])
+
+
+def read(given: list[float], preprocessor: object) -> tuple[torch.Tensor]:
+    return (torch.tensor(given),)
+"""
+
+
+@pytest.fixture
+def several(folder: Path) -> Path:
+    """The recipe `line`, with two models that a trainer of its own trains."""
+    (folder / "recipe.py").write_text(SEVERAL)
+    (folder / "config.yaml").write_text(CONFIG.replace("recipe:\n  width: 3\n", ""))
+    return folder
+
+
+def test_a_trainer_of_the_recipes_own_trains_its_models_and_goes_on(several: Path) -> None:
+    trainer = build_trainer(load_recipe("line"))
+    assert isinstance(trainer, MultiModelTrainer)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    assert "evaluation.loss" in trainer.train().metrics
+    assert not any(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
+    assert json.loads(Path("run/recipe.json").read_text())["path"] == "recipes/line"
+    assert build_trainer(load_recipe("line")).train().num_samples == 0
+
+
+def test_a_run_of_several_models_is_opened_with_its_own_trainer(several: Path) -> None:
+    trained = build_trainer(load_recipe("line"))
+    trained.train()
+    opened = open_run(load_run("run"))
+    assert isinstance(opened.trainer, MultiModelTrainer)
+    assert opened.evaluate() == opened.evaluate("train") == trained.evaluate()
+    given = torch.tensor([1.0, 2.0])
+    assert opened.predict([given.tolist()]) == [trained.models["large"](given).tolist()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("trains", "words"),
+    [
+        ("plain", r"several models \(large, small\), and the plain trainer trains one"),
+        ("other", "trainer_class made a str; expected a hezar_train.Trainer"),
+    ],
+)
+def test_several_models_without_a_trainer_for_them_are_refused(several: Path, trains: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_trainer(load_recipe("line", [f"recipe.trains={trains}"]))

@@ -16,10 +16,10 @@ from hezar_train.events import Row
 from hezar_train.report import write_report
 from tests.report.runs import BEGUN, HandmadeRun, finished_run
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium, chromium-browser or google-chrome")
 
 Open = Callable[..., Any]
 
@@ -164,6 +164,40 @@ def test_without_scripts_there_is_all_text_and_a_picture_of_the_curves(open_page
     page = open_page(report, java_script_enabled=False)
     assert page.locator("noscript img, img[alt^='Curves of']").first.is_visible()
     assert "812,345" in page.locator("main").inner_text()
+
+
+def test_the_symbols_of_a_plate_stand_as_on_the_plate_and_words_as_words_do(open_page: Open, report: Path) -> None:
+    page = open_page(report)
+    places = """(element) => {
+        const text = document.createTreeWalker(element, NodeFilter.SHOW_TEXT), range = document.createRange();
+        const found = [];
+        for (let node = text.nextNode(); node; node = text.nextNode())
+            for (let place = 0; place < node.length; place++) {
+                range.setStart(node, place); range.setEnd(node, place + 1);
+                found.push(range.getBoundingClientRect().left);
+            }
+        return found;
+    }"""
+    plate = page.locator(".cards bdo").first.evaluate(places)
+    assert len(plate) == len("۱۲ب۳۴۵")
+    assert plate == sorted(plate)
+    words = page.locator(".cards dd span[dir=auto]", has_text="دنیا").first.evaluate(places)
+    assert words[0] > words[-1]
+
+
+def test_all_pictures_are_there_at_once(open_page: Open, report: Path) -> None:
+    page = open_page(report)
+    widths = page.locator(".cards img").evaluate_all("pictures => pictures.map(one => one.naturalWidth)")
+    assert len(widths) >= 8
+    assert set(widths) == {160}
+
+
+def test_a_long_command_does_not_make_a_phone_scroll_sideways(open_page: Open, tmp_path: Path) -> None:
+    run = HandmadeRun(tmp_path / "run").train()
+    starts = [{"time": BEGUN + 100 * place, "command": f"train /{'x' * 90}/{place}"} for place in range(2)]
+    run.write("environment.json", {"starts": starts})
+    page = open_page(write_report([run.root]), 360, has_touch=True, is_mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_hostile_names_are_drawn_as_they_are(open_page: Open, tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ def test_text_that_looks_like_a_tag_is_shown_and_nothing_else(tmp_path: Path) ->
 
 def test_persian_text_runs_in_its_own_direction_and_differences_are_marked(tmp_path: Path) -> None:
     page = write_report([finished_run(tmp_path).root]).read_text(encoding="utf-8")
-    assert '<span dir="auto">۱۲<mark>ب</mark>۳۴۵</span>' in page
+    assert '<bdo dir="ltr">۱۲<mark>ب</mark>۳۴۵</bdo>' in page  # a plate is read as it is seen
+    assert '<span dir="auto">س<mark>ل' in page
     assert "س<mark>لا</mark>م دنیا" in page  # one letter form, marked as one
 
 
@@ -216,3 +217,35 @@ def test_a_report_of_logs_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys, hezar_train.report as r; r.write_report([sys.argv[1]]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_metrics_of_several_sets_stand_side_by_side(tmp_path: Path) -> None:
+    metrics = {"old.cer": 0.5, "old.cer.low": 0.4, "old.cer.high": 0.6, "old.new.cer": 0.25, "total": 7.0}
+    sample = [{"sample": 1, "prediction": "a", "target": "b"}]
+    run = HandmadeRun(tmp_path).train().evaluate(metrics={"cer": 0.1, **metrics}, worst_samples={"old": sample})
+    run.evaluate(400, metrics={"cer": 0.1, **metrics}, worst_samples={"old": sample, "old.new": sample})
+    page = write_report([tmp_path]).read_text(encoding="utf-8")
+    assert '<span dir="auto">old</span></th><td>0.5 (0.4 to 0.6)</td>' in page
+    assert '<span dir="auto">old.new</span></th><td>0.25</td>' in page
+    assert '<th scope="row">total</th><td>7</td>' in page
+
+
+def test_examples_are_shown_with_their_pictures(tmp_path: Path) -> None:
+    run = HandmadeRun(tmp_path).train().evaluate(400)
+    picture = next((tmp_path / "evaluations/00000400").iterdir()).relative_to(tmp_path).as_posix()
+    plain = write_report([tmp_path]).read_text(encoding="utf-8")
+    run.evaluate(400, examples={"": [{"prediction": "۱۲پ۳", "target": "۱۲ب۳", "image": picture}]})
+    page = write_report([tmp_path]).read_text(encoding="utf-8")
+    assert page.count('src="data:image/png') == plain.count('src="data:image/png') + 1
+    assert '<dd><bdo dir="ltr">۱۲پ۳</bdo></dd>' in page
+    assert picture not in page
+
+
+def test_writing_a_report_needs_no_torch(real_run: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from hezar_train.report import write_report\n"
+        f"write_report([{str(real_run)!r}], {str(tmp_path / 'page.html')!r})\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+    assert "verified" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import pytest
 from hezar_train.errors import ConfigError
 from hezar_train.events import Row
 from hezar_train.report.records import read_run, read_runs
+from hezar_train.report.sections import status_badge, time_section
 from hezar_train.report.timeline import Clock, starts_of, time_split
 from tests.report.runs import BEGUN, HandmadeRun, finished_run
 
@@ -25,10 +26,56 @@ def test_a_real_run_is_read_whole(real_run: Path) -> None:
     assert {table.name for table in run.best_evaluation.tables[""]} == {"confusion_matrix", "per_class"}
 
 
-def test_what_a_kill_undid_is_known_from_the_rows_that_were_taken_back(real_run: Path) -> None:
+def test_what_an_interruption_undid_is_known_from_the_recorded_starts(real_run: Path) -> None:
     first, second = starts_of(read_run(real_run))
+    assert (first.first_step, first.last_step) == (0, 8)
+    assert (second.first_step, second.last_step, second.steps_done_again) == (6, 12, 2)
+    assert [start.record["end"]["how"] for start in (first, second)] == ["interrupted", "finished"]
+    assert first.record["end"]["signal"] == "SIGINT"
+
+
+def test_what_a_kill_undid_is_known_from_the_rows_that_were_taken_back(real_run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(real_run, tmp_path / "copy")
+    (copy / "environment.json").unlink()
+    first, second = starts_of(read_run(copy))
     assert (first.first_step, first.last_step) == (0, 7)
     assert (second.first_step, second.last_step, second.steps_done_again) == (6, 12, 1)
+
+
+def test_the_recorded_seconds_of_all_starts_make_the_time_split(real_run: Path) -> None:
+    run = read_run(real_run)
+    starts = starts_of(run)
+    split = time_split(run, starts)
+    assert split.is_measured
+    assert set(split.seconds) - {"other"} == {"training", "data", "evaluation", "saving"}
+    assert all(split.seconds[name] > 0 for name in ("training", "data", "evaluation", "saving"))
+    assert sum(split.seconds.values()) == pytest.approx(sum(start.seconds for start in starts), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("end", "badge", "outcome"),
+    [
+        ({"how": "failed", "error": "NonFiniteError"}, "failed: NonFiniteError", "failed: NonFiniteError"),
+        ({"how": "interrupted", "signal": "SIGTERM"}, "stopped before its end", "interrupted by SIGTERM"),
+        ({"how": "finished", "reason": "patience is at its end"}, "finished", "patience is at its end"),
+        (None, "stopped before its end", "killed"),
+    ],
+)
+def test_how_the_last_start_ended_is_told(tmp_path: Path, end: dict[str, str] | None, badge: str, outcome: str) -> None:
+    run = HandmadeRun(tmp_path).train(300)
+    start = {"time": BEGUN, "step": 0}
+    run.write("environment.json", {"starts": [start if end is None else {**start, "end": end}]})
+    record = read_run(tmp_path)
+    assert badge in status_badge(record)
+    assert f"<td>{outcome}</td>" in time_section(record, starts_of(record), time_split(record, starts_of(record)))
+
+
+def test_a_start_that_failed_before_it_logged_anything_is_on_the_time_line(tmp_path: Path) -> None:
+    run = HandmadeRun(tmp_path).train(200)
+    failed = {"how": "failed", "error": "OSError", "time": BEGUN + 5003, "step": 200}
+    run.write("environment.json", {"starts": [{"time": BEGUN}, {"time": BEGUN + 5000, "step": 200, "end": failed}]})
+    last = starts_of(read_run(tmp_path))[-1]
+    assert (last.first_step, last.last_step, last.seconds) == (200, 200, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,14 @@ class TestCTC:
         worst = trainer.last_evaluation[""].worst_samples[0]
         assert (worst["sample"], worst["prediction"], worst["target"]) == (1, "c", "cc")
 
+    @pytest.mark.parametrize("batch_size", [1, 3, 5])
+    def test_the_first_texts_are_kept_as_examples(self, toy: Build, batch_size: int) -> None:
+        trainer = self.build(toy, rows=self.rows * 4, eval_batch_size=batch_size)
+        trainer.evaluate()
+        pairs = [("aab", "aab"), ("c", "cc"), ("dde", "dde")] * 3
+        wanted = [{"sample": n, "prediction": said, "target": right} for n, (said, right) in enumerate(pairs[:8])]
+        assert trainer.last_evaluation[""].examples == wanted
+
     def test_as_many_frames_as_samples_are_read_as_the_loss_takes_them(self, toy: Build) -> None:
         trainer = self.build(toy, rows=self.rows * 2, eval_batch_size=6)
         assert trainer.evaluate()["cer"] == pytest.approx(1 / 8)
