@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -210,6 +210,13 @@ class MultiModelTrainer(Trainer):
         """Finetune the model that is evaluated; the others stay as they are."""
         with self._turn_of(self._evaluated):
             return super().finetune(target_data_split_name, hooks_set)
+
+    def find_lr(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: a sweep follows one loss, and several models have no one rate."""
+        raise ConfigError(
+            f"find_lr() sweeps the rate of one model, and there are several: {choices(self.models)}. Sweep each by "
+            "itself with a Trainer, and pass optimizers={name: optimizer} where their rates differ."
+        )
 
     def build_optimizer(self) -> OptimizerDict:
         """Make an optimizer for each model, those passed in excepted."""

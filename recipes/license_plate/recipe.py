@@ -295,7 +295,7 @@ def hezar_model(name: str) -> tuple[nn.Module, Any, dict[int, str]]:
         from hezar.models import CRNNImage2Text, CRNNImage2TextConfig, Model
         from hezar.preprocessors import ImageProcessor, ImageProcessorConfig
     except ImportError as error:
-        raise MissingDependencyError("hezar", "recipes", f"recipe.model={name}") from error
+        raise MissingDependencyError("hezar", "hezar", f"recipe.model={name}") from error
     if name != "hezar":
         model = Model.load(name)
         processor = model.preprocessor.image_processor

@@ -15,7 +15,7 @@ from torch import nn
 from workload import Crash, NoisyPoints, crash, rows_of
 
 from hezar_train import Hook, MultiModelTrainer, Trainer
-from hezar_train.errors import HookError, NonFiniteError
+from hezar_train.errors import ConfigError, HookError, NonFiniteError
 from hezar_train.loop import Context, CtxVar, Lifecycle, Moment
 from hezar_train.types import Mode
 
@@ -487,3 +487,8 @@ def test_hook_objects_watch_all_models(tmp_path: Path) -> None:
         watching = Watching()
         make_plain(tmp_path / interact, interact, hooks=[watching]).train()
         assert watching.num_updates == expected
+
+
+def test_a_sweep_over_rates_is_refused_for_there_is_no_one_rate(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are several: small, wide"):
+        make_plain(tmp_path).find_lr()
