@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RECIPE ?= license_plate
+TEST_WORKERS ?= 2
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 SETTINGS := pyproject.toml constraints.txt setup.py
@@ -38,8 +39,8 @@ $(VENV)/.installed-lint: $(SETTINGS) | $(BIN)/python
 train: $(VENV)/.installed-recipes ## install, then train a reader of licence plates (RECIPE=name for another recipe); again: go on, or say that it is done
 	$(BIN)/hezar-train train $(RECIPE)
 
-test: $(VENV)/.installed-test ## install, then run the tests
-	$(BIN)/python -m pytest -m "not slow"
+test: $(VENV)/.installed-test ## install, then run the tests, two files at a time (TEST_WORKERS=n)
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile
 
 test-all: $(VENV)/.installed-test ## run the tests, also the slow ones
 	$(BIN)/python -m pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -46,6 +47,9 @@ def settle_handler(given: Any, task: str | None, metrics: Sequence[Any] | None) 
     """Take the handler given, serving one that only computes on the whole set; else build the task's."""
     if given is None:
         return handler_for(task, metrics)
+    if metrics:
+        listed = ", ".join(map(str, metrics))
+        warnings.warn(f"metrics ({listed}) has no effect beside a metrics_handler, which has its own", stacklevel=2)
     if isinstance(given, MetricsHandler) and not hasattr(given, "compute_metrics"):
         return given
     if callable(getattr(given, "compute_metrics", None)):

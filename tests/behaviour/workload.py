@@ -170,7 +170,7 @@ def crash(trainer: Trainer) -> None:
 
 def checkpoint_steps(run: Path) -> list[int]:
     """Return the steps that have a checkpoint."""
-    return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in (run / "checkpoints").glob("[0-9]*") if path.name.isdigit())
 
 
 def last_checkpoint(run: Path) -> Path:

@@ -300,7 +300,9 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", str(tmp_path / "metrics"))
     monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "modules"), *sys.path])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
+        monkeypatch.delitem(sys.modules, name)  # of another test's folder
+    monkeypatch.syspath_prepend(tmp_path / "modules")
     path = tmp_path / "agreement.py"
     path.write_text(SCRIPT, encoding="utf-8")
     return path

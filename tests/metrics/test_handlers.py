@@ -12,7 +12,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError
-from hezar_train.metrics import ClassificationHandler, MetricsHandler, handler_for, interval, poisson_weights
+from hezar_train.metrics import (
+    ClassificationHandler,
+    MetricsHandler,
+    handler_for,
+    interval,
+    poisson_weights,
+    settle_handler,
+)
 from hezar_train.types import TaskType
 
 CLASSIFICATION = ["text_classification", "audio_classification", "image_classification"]
@@ -332,3 +339,9 @@ def told(logits: torch.Tensor, labels: torch.Tensor, task: str) -> tuple[torch.T
     if task == "language_modeling":
         logits, labels = logits[:, :-1], labels[:, 1:]
     return cross_entropy(logits.flatten(0, 1), labels.flatten()), float((labels != -100).sum())
+
+
+def test_metrics_that_a_given_handler_leaves_without_effect_are_told() -> None:
+    own = ClassificationHandler()
+    with pytest.warns(UserWarning, match=r"metrics \(f1\) has no effect beside a metrics_handler"):
+        assert settle_handler(own, "text_classification", ["f1"]) is own
