@@ -7,6 +7,8 @@ TEST_WORKERS ?= 2
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 SETTINGS := pyproject.toml constraints.txt setup.py
+# Found by its path and not by a hook, the package is also found by a script that lies beside a clone of the same name.
+EDITABLE := --config-settings editable_mode=compat
 # Small networks gain nothing from threads, lose much to them on a busy machine, and the number of threads is part of
 # what "bit by bit" depends on. For a large recipe: make train OMP_NUM_THREADS=8
 export OMP_NUM_THREADS ?= 1
@@ -25,15 +27,15 @@ $(BIN)/python:
 # One pip command with torch in it: pip then chooses one torch for all, and the constraints hold for every package.
 # A stamp is as old as the last installation, so that nothing is installed again until the settings change.
 $(VENV)/.installed-recipes: $(SETTINGS) | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e ".[recipes]" $(TORCH)
+	$(BIN)/python -m pip install $(EDITABLE) -c constraints.txt -e ".[recipes]" $(TORCH)
 	@touch $@
 
 $(VENV)/.installed-test: $(SETTINGS) | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e ".[recipes,test]" $(TORCH)
+	$(BIN)/python -m pip install $(EDITABLE) -c constraints.txt -e ".[recipes,test]" $(TORCH)
 	@touch $@ $(VENV)/.installed-recipes
 
 $(VENV)/.installed-lint: $(SETTINGS) | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e ".[lint]" $(TORCH)
+	$(BIN)/python -m pip install $(EDITABLE) -c constraints.txt -e ".[lint]" $(TORCH)
 	@touch $@
 
 train: $(VENV)/.installed-recipes ## install, then train a reader of licence plates (RECIPE=name for another recipe); again: go on, or say that it is done

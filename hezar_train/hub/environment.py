@@ -27,7 +27,7 @@ from hezar_train.config.files import to_json, write_atomically
 from hezar_train.hub.redaction import redact
 from hezar_train.hub.run_paths import ENVIRONMENT_FILE, read_json
 
-__all__ = ["amend_start", "describe_data", "record_environment"]
+__all__ = ["amend_start", "describe_data", "record_environment", "threads_before"]
 
 MOST_HASHED_BYTES = 1 << 30  # a second or so
 PACKAGES = ("hezar-train", "torch", "accelerate", "safetensors", "numpy", "transformers", "datasets", "hezar")
@@ -69,6 +69,14 @@ def amend_start(run_folder: str | os.PathLike[str], facts: Mapping[str, Any]) ->
     *others, newest = _starts_in(path) or [None]
     if isinstance(newest, dict):
         write_atomically(path, to_json({"starts": [*others, {**newest, **facts}]}))
+
+
+def threads_before(run_folder: str | os.PathLike[str]) -> int | None:
+    """Return the number of threads that the newest start of a run computed with, if it is known."""
+    starts = _starts_in(Path(run_folder) / ENVIRONMENT_FILE)
+    hardware = starts[-1].get("hardware") if starts and isinstance(starts[-1], dict) else None
+    threads = hardware.get("threads") if isinstance(hardware, dict) else None
+    return threads if isinstance(threads, int) else None
 
 
 def _starts_in(path: Path) -> list[Any]:

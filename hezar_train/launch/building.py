@@ -37,7 +37,9 @@ def build_trainer(loaded: LoadedRecipe) -> Trainer:
 def build_recipe(loaded: LoadedRecipe) -> tuple[Recipe, ModuleType]:
     """Seed everything and call the recipe's `build`; return what it built, and the recipe's module."""
     from hezar_train.data import seed_python_numpy_torch
+    from hezar_train.runtime import use_threads
 
+    use_threads(loaded.config.num_threads)  # what build() computes may depend on their number
     seed_python_numpy_torch(loaded.config.seed)  # the model's first weights are then a function of the seed, too
     module = import_recipe(loaded.source)
     built = module.build(**loaded.options)
@@ -93,7 +95,7 @@ def _compare_with_record(loaded: LoadedRecipe) -> None:
         listed = "\n".join(f"  {change}" for change in changes)
         raise ConfigError(
             f"{path.parent} cannot be resumed exactly, because something changed:\n{listed}\n"
-            "Put it back, or set accept_changes=True to go on all the same."
+            "Put it back; or begin another run, in another output_dir; or go on all the same with accept_changes=True."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from pathlib import Path
 
@@ -79,7 +80,19 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
     if target.exists():
         raise ConfigError(f"{target} is there already. Name another folder for the copy, or remove that one first.")
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    if target.name != source.name:
+        for config in target.glob("*.yaml"):
+            _rename(config, source.name, target)
     return target
+
+
+def _rename(config: Path, before: str, target: Path) -> None:
+    """Give a copied config its own folder for runs, and its own command: those of the original are another model's."""
+    text = config.read_text(encoding="utf-8")
+    text = re.sub(rf"(output_dir: *\S*?){re.escape(before)}\b", rf"\g<1>{target.name}", text)
+    for command in (f"hezar-train train {before}", f"hezar-train train recipes/{before}"):
+        text = re.sub(rf"{re.escape(command)}\b", f"hezar-train train {target.as_posix()}", text)
+    config.write_text(text, encoding="utf-8")
 
 
 def _roots() -> list[Path]:

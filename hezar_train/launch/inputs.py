@@ -69,7 +69,10 @@ def _inputs_in(file: str) -> Iterator[Any]:
         return
     path = Path(file)
     if not path.exists():
-        raise DataError(f"{path}: there is no such file")
+        raise DataError(
+            f"{path}: there is no such file. A text is given in a .txt file, a line each, or on standard input: "
+            "echo 'some text' | hezar-train predict RUN -"
+        )
     if path.is_dir():
         yield from sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
     elif path.suffix == TEXT_SUFFIX:

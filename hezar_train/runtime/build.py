@@ -32,7 +32,7 @@ from hezar_train.runtime.plugins import plugin_problems
 from hezar_train.runtime.processes import Processes
 from hezar_train.runtime.sharding import shard_model
 
-__all__ = ["Runtime", "build_runtime", "logger", "prepare_model", "to_device"]
+__all__ = ["Runtime", "build_runtime", "logger", "prepare_model", "to_device", "use_threads"]
 
 logger = logging.getLogger("hezar_train")
 
@@ -88,6 +88,7 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
     _make_visible(logger)
     if config.deterministic:
         _ask_for_deterministic_kernels()
+    use_threads(config.num_threads)
     asked = None if config.device is None else torch.device(config.device)
     own = accelerator is None
     if accelerator is None:
@@ -308,6 +309,12 @@ def _keep_freed_memory() -> None:
 def _leave_group_at_exit() -> None:
     """Take leave of the other processes when this one ends: torch warns of those who do not."""
     atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
+
+
+def use_threads(count: int | None) -> None:
+    """Let torch compute with so many threads, in all of this process; None leaves it as it is."""
+    if count is not None and count != torch.get_num_threads():
+        torch.set_num_threads(count)
 
 
 def _ask_for_deterministic_kernels() -> None:

@@ -21,7 +21,7 @@ from hezar_train.checkpoint import Checkpoint, RunLock, initial_weights, load_sh
 from hezar_train.data import Source
 from hezar_train.errors import DataError, RunLockedError, TrainingInterrupted
 from hezar_train.hooks import Progress
-from hezar_train.hub import HubRecord, record_environment
+from hezar_train.hub import HubRecord, record_environment, threads_before
 from hezar_train.loop import HookSet, Routine
 from hezar_train.runtime import logger
 from hezar_train.trainer.checks import evaluation_sets, size_of, tell_weights
@@ -297,6 +297,12 @@ class Calls(Replanning):
         self._record_environment()
 
     def _record_environment(self) -> None:
+        before, now = threads_before(self.folder.root), torch.get_num_threads()
+        if self.state.global_step and self.runtime.device.type == "cpu" and before not in {None, now}:
+            logger.warning(
+                "the run goes on, but not bit by bit: it computed with %d threads before, and with %d now. "
+                "num_threads=%d (or OMP_NUM_THREADS) would keep it exact.", before, now, before,
+            )  # fmt: skip
         bare = unwrap(self.model)
         record_environment(
             self.folder.root, device=str(self.runtime.device), num_processes=self.runtime.num_processes,

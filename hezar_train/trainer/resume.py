@@ -66,7 +66,7 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, fa
         return
     raise ConfigError(
         f"{checkpoint.path} cannot be resumed exactly, because something changed:\n{listed}\n"
-        "Put it back, or set accept_changes=True to go on all the same."
+        "Put it back; or begin another run, in another output_dir; or go on all the same with accept_changes=True."
     )
 
 

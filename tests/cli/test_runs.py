@@ -134,3 +134,14 @@ def test_what_only_looks_does_not_import_torch(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stderr.split() == ["0"]
+
+
+def test_a_copy_under_another_name_trains_into_a_folder_of_its_own(invoke: Invoke, tmp_path: Path) -> None:
+    assert invoke("recipes", "copy", "image_classification", "mine/letters").exit_code == 0
+    config = (tmp_path / "mine/letters/config.yaml").read_text()
+    smoke = (tmp_path / "mine/letters/smoke.yaml").read_text()
+    assert "output_dir: runs/letters\n" in config
+    assert "output_dir: runs/letters-smoke\n" in smoke
+    assert "# Command: hezar-train train mine/letters" in config
+    assert "hezar-train train mine/letters/smoke.yaml" in smoke
+    assert "task: image_classification\n" in config

@@ -41,4 +41,4 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 def test_every_page_is_reachable_from_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     linked = {(ROOT / "docs" / target).resolve() for target in LINK.findall(index)}
-    assert {page for page in (ROOT / "docs").rglob("*.md") if page.name != "index.md"} == linked
+    assert {page for page in (ROOT / "docs").rglob("*.md") if page.name != "index.md"} <= linked

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hezar_train import Hook, Trainer
 from hezar_train.errors import TrainingInterrupted
@@ -97,3 +98,22 @@ def test_time_is_counted_once_and_the_rest_is_training() -> None:
     assert split["evaluation"] == 0
     spent.start()
     assert spent.split()["data"] == 0
+
+
+@pytest.fixture
+def _threads_as_they_were() -> Iterator[None]:
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.mark.usefixtures("_threads_as_they_were")
+def test_a_run_computes_with_the_threads_of_its_config_and_other_threads_are_told_at_a_resume(
+    toy: Build, rows: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    toy(max_steps=2, num_threads=2).train()
+    assert torch.get_num_threads() == starts(tmp_path / "run")[-1]["hardware"]["threads"] == 2
+    toy(max_steps=3, num_threads=2, resume_from_checkpoint=True, accept_changes=True).train()
+    assert "not bit by bit" not in caplog.text
+    toy(max_steps=4, num_threads=1, resume_from_checkpoint=True, accept_changes=True).train()
+    assert "it computed with 2 threads before, and with 1 now. num_threads=2" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hezar_train.config.checks import flag, one_of, wrong_type
+from hezar_train.config.checks import flag, one_of, whole, wrong_type
 from hezar_train.config.names import DEVICES
 from hezar_train.errors import choices, suggestion
 from hezar_train.types import PrecisionType
@@ -22,6 +22,9 @@ class HardwareFields:
 
     use_cpu: bool = False
     """Train on the CPU even where there is an accelerator."""
+
+    num_threads: int | None = None
+    """Threads of the CPU that each process computes with; the last bits depend on it. None: as torch finds it."""
 
     distributed: bool = False
     """True: refuse to run as a single process. False: whatever the launcher made."""
@@ -54,6 +57,7 @@ class HardwareFields:
         yield from flag("use_cpu", self.use_cpu)
         if self.use_cpu is True and isinstance(self.device, str) and self.device.split(":")[0] != "cpu":
             yield f"use_cpu=True contradicts device={self.device!r}: give one of the two"
+        yield from whole("num_threads", self.num_threads, least=1, optional=True)
         yield from flag("distributed", self.distributed)
         yield from one_of("mixed_precision", self.mixed_precision, [*PrecisionType])
 
