@@ -263,6 +263,10 @@ class Preprocessor:
             before = kind
         return found
 
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of pieces, for the report."""
+        return str(self._tokenizer.decode(ids)).strip()
+
     def save(self, folder: str) -> None:
         """Write the tokenizer as `tokenizer.json`, which the library of that name reads."""
         if self._fetched is not None:

@@ -186,6 +186,10 @@ class Preprocessor:
         """Return the pieces of a text, never more than the encoder has places for."""
         return {"input_ids": self._tokenizer.encode(text).ids or [UNKNOWN_ID]}
 
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of pieces, for the report."""
+        return str(self._tokenizer.decode(ids)).strip()
+
     def save(self, folder: str) -> None:
         """Write the tokenizer as `tokenizer.json`, which the library of that name reads."""
         Path(folder).mkdir(parents=True, exist_ok=True)

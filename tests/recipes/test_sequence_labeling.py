@@ -241,3 +241,8 @@ def test_a_dataset_without_the_columns_is_refused_with_those_it_has(recipe: Modu
         (tmp_path / f"{split}.csv").write_text("words,tags\na,b\n")
     with pytest.raises(DataError, match=r"lacks ner_tags, tokens. Its columns: tags, words"):
         recipe.hub_corpus(str(tmp_path), "tokens", "ner_tags")
+
+
+def test_pieces_are_put_together_again_for_the_report(recipe: ModuleType) -> None:
+    preprocessor = recipe.build(num_train=100, num_eval=5).preprocessor
+    assert preprocessor.decode(preprocessor("مریم در اصفهان است")["input_ids"]) == "مریم در اصفهان است"

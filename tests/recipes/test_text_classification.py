@@ -212,3 +212,8 @@ def test_a_dataset_without_the_columns_is_refused_with_those_it_has(recipe: Modu
         recipe.hub_corpus(str(tmp_path), "text", "label")
     with pytest.raises(DataError, match=r"recipe.dataset=.*nowhere cannot be read"):
         recipe.hub_corpus(str(tmp_path / "nowhere"), "text", "label")
+
+
+def test_pieces_are_put_together_again_for_the_report(recipe: ModuleType) -> None:
+    preprocessor = recipe.build(vocab_size=800, width=16).preprocessor
+    assert preprocessor.decode(preprocessor("Plays music, in a terminal")["input_ids"]) == "plays music, in a terminal"
