@@ -96,7 +96,7 @@ def predict(run: str, files: tuple[str, ...], out: str | None, checkpoint: str, 
         return
     lines = (json.dumps({"input": one, "prediction": value}, ensure_ascii=False) for one, value in found)
     write_atomically(out, "".join(f"{line}\n" for line in lines))
-    click.echo(f"{len(found)} predictions are in {out}")
+    click.echo(f"{len(found)} predictions are in {out}" if len(found) != 1 else f"1 prediction is in {out}")
 
 
 @click.command("find-lr", short_help="Suggest a learning rate for a recipe.")

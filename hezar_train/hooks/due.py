@@ -94,8 +94,12 @@ class Due:
             self.after_save()
             self._leave_if_asked()
 
+    def what_is_saved(self) -> str:
+        """Say what a run that is left after a save has saved."""
+        return f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
+
     def _leave_if_asked(self) -> None:
         if not self._flag.asked or self._flag.signal is None:
             return
-        saved = f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
-        raise TrainingInterrupted(self._flag.exit_code, f"{self._flag.signal.name}: stopped, {saved}.")
+        words = f"{self._flag.signal.name}: stopped, {self.what_is_saved()}."
+        raise TrainingInterrupted(self._flag.exit_code, words)

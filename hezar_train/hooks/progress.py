@@ -10,10 +10,12 @@ hidden) and keeps it behind the bar, where a `print` runs into it.
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, SupportsFloat, TextIO
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from hezar_train.events import Row
 
-__all__ = ["Progress", "info_table", "print_facts"]
+__all__ = ["Progress", "info_table", "mean_distance", "print_facts"]
 
 REFRESH_SECONDS = 0.25
 
@@ -35,14 +37,20 @@ _MIN_BAR_WIDTH = 5
 _DEFAULT_COLUMNS = 80
 _NEVER = float("inf")
 _ERASE_BELOW = "\x1b[J"
-_SHOWN_ELSEWHERE = frozenset({"train.loss", "train.learning_rate", "train.lr", "train.samples_per_second"})
+_SHOWN_ELSEWHERE = frozenset(
+    {"train.loss", "train.recent_loss", "train.learning_rate", "train.lr", "train.samples_per_second"}
+)
 
 
 class Progress:
     """Show where the run is, how well it does and how long it still takes.
 
-    `advance` after each step only notes numbers; the drawing happens when a refresh is due. Time between `pause` and
-    `resume` (and during an evaluation) does not count into samples/s; it does count into the time left.
+    `advance` after each step only notes numbers; the drawing happens when a refresh is due. What is called `loss` is
+    the mean since the last row.
+
+    Evaluations and what is done `aside` do not count into samples/s. What is done aside counts into the time left by
+    its own mean, as often as it is still to come; all else counts by the step, from the end of the first one on, for
+    what a start or a resume takes does not come again.
     """
 
     def __init__(
@@ -54,11 +62,13 @@ class Progress:
         stream: TextIO | None = None,
         is_terminal: bool | None = None,
         enabled: bool = True,
+        steps_between: Mapping[str, float] | None = None,
     ) -> None:
+        """Begin at `step`; `steps_between` says after how many steps, on average, each kind of thing is done aside."""
         self.enabled = enabled
         self.total_steps = total_steps
         self.total_epochs = total_epochs
-        self.step = self._first_step = step
+        self.step = step
         self.epoch = 0
         self.samples = 0
         self.loss: SupportsFloat | None = None
@@ -67,12 +77,16 @@ class Progress:
         self._stream = sys.stdout if stream is None else stream
         self.is_terminal = _is_terminal(self._stream) if is_terminal is None else is_terminal
         self._painter = _Painter(self._stream) if self.is_terminal and enabled else None
-        self._clock = _Clock()
-        self._marks: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=_RATE_WINDOW)
-        self._line_mark = (0.0, 0)
+        self._clock = _Clock()  # of samples/s
+        self._step_clock = _Clock()  # of all that is not done aside
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._logged_pace: tuple[int, float | None] = (-1, None)  # the step of the last row, and its samples/s
+        self._first_mark: tuple[float, int] | None = None  # where the first step ended: seconds, step
+        self._steps_between = {} if steps_between is None else steps_between
+        self._aside: dict[str, tuple[float, int]] = {}  # seconds and number of what was done
         self._evaluation: tuple[int, int | None] | None = None
         self._is_drawn = False
-        self._due = _NEVER if self._painter is None else 0.0
+        self._due = 0.0
 
     def advance(
         self, step: int, epoch: int, samples: int, loss: SupportsFloat | None, learning_rate: float | None
@@ -84,10 +98,13 @@ class Progress:
         self.loss = loss
         self.learning_rate = learning_rate
         if perf_counter() >= self._due:
+            self._mark()
             self.refresh()
 
     def line(self, row: Row) -> None:
         """Print what was logged; a terminal gets only evaluations, the bar shows the rest."""
+        if "train.samples_per_second" in row.values:
+            self._logged_pace = (row.step, row.values["train.samples_per_second"])
         if not self.enabled:
             return
         evaluation = {name: value for name, value in row.values.items() if name.startswith("evaluation.")}
@@ -109,27 +126,33 @@ class Progress:
 
     def refresh(self) -> None:
         """Draw the bar now."""
+        self._due = perf_counter() + REFRESH_SECONDS
         if self._painter is None:
             return
-        self._due = perf_counter() + REFRESH_SECONDS
         lines = self._frame(self._painter)
         self._is_drawn = True
         # Moving up by 0 lines would move up by one: terminals read it so.
         back = f"\x1b[{len(lines)}A\r" if lines else ""
         self._write(_ERASE_BELOW + "".join("\n" + line for line in lines) + back)
 
-    def pause(self) -> None:
-        """Stop the clock behind samples/s; pauses may nest."""
+    @contextmanager
+    def aside(self, what: str) -> Iterator[None]:
+        """Leave the body's time out of samples/s, and know from it how long `what` takes; bodies may nest."""
+        begun = perf_counter()
         self._clock.pause()
-
-    def resume(self) -> None:
-        """Let the clock behind samples/s run on."""
-        self._clock.resume()
+        self._step_clock.pause()
+        try:
+            yield
+        finally:
+            self._clock.resume()
+            self._step_clock.resume()
+            seconds, number = self._aside.get(what, (0.0, 0))
+            self._aside[what] = (seconds + perf_counter() - begun, number + 1)
 
     def start_evaluation(self, total_batches: int | None) -> None:
         """Show a second bar for an evaluation of so many batches."""
         if self._evaluation is None:
-            self.pause()
+            self._clock.pause()
         self._evaluation = (0, total_batches)
         self.refresh()
 
@@ -143,7 +166,7 @@ class Progress:
         """Take the second bar away."""
         if self._evaluation is not None:
             self._evaluation = None
-            self.resume()
+            self._clock.resume()
             self.refresh()
 
     def close(self) -> None:
@@ -151,35 +174,50 @@ class Progress:
         self._evaluation = None
         if self._painter is not None and self._is_drawn:
             self._write(_ERASE_BELOW + "".join(line + "\n" for line in self._frame(self._painter)))
-        self._stop_drawing()
+        self._painter = None
 
     def samples_per_second(self) -> float | None:
-        """Return the pace of the last seconds, pauses left out."""
-        return _rate(self._marks[0], (self._clock.active_seconds(), self.samples))
+        """Return the pace of the last seconds, without evaluations and what is done aside."""
+        now = (self._clock.active_seconds(), self.samples)
+        of_last_seconds = _rate(self._marks[0], now) if self._marks else None
+        return _rate((0.0, 0), now) if of_last_seconds is None else of_last_seconds
 
     def seconds_left(self) -> float | None:
-        """Return how long the rest takes if it goes on as so far, pauses included."""
-        done = self.step - self._first_step
-        if self.total_steps is None or done <= 0:
+        """Return how long the rest takes if it goes on as so far; None until a second step can tell."""
+        if self.total_steps is None or self._first_mark is None or self.step <= self._first_mark[1]:
             return None
-        return self._clock.seconds() / done * max(0, self.total_steps - self.step)
+        seconds, step = self._first_mark
+        num_left = max(0, self.total_steps - self.step)
+        in_steps = (self._step_clock.active_seconds() - seconds) / (self.step - step) * num_left
+        return in_steps + sum(self._seconds_aside(what, num_left) for what in self._aside)
+
+    def _seconds_aside(self, what: str, num_steps: int) -> float:
+        """Return how long what is done aside takes in so many steps, the last of which ends with it."""
+        seconds, number = self._aside[what]
+        return math.ceil(num_steps / self._steps_between.get(what, _NEVER)) * seconds / number
+
+    def _mark(self) -> None:
+        self._marks.append((self._clock.active_seconds(), self.samples))
+        if self._first_mark is None:
+            self._first_mark = (self._step_clock.active_seconds(), self.step)
 
     def _place(self, row: Row) -> list[str]:
         moment = datetime.fromtimestamp(row.time).strftime("%Y-%m-%d %H:%M:%S")
         return [moment, f"epoch {_of(row.epoch, self.total_epochs)}", f"step {_of(row.step, self.total_steps)}"]
 
     def _training_parts(self, row: Row) -> list[str]:
-        mark = (self._clock.active_seconds(), self.samples)
-        pace = _rate(self._line_mark, mark)
-        self._line_mark = mark
-        loss = row.values.get("train.loss")
-        rate = row.values.get("train.learning_rate", self.learning_rate)
+        measured = {
+            "loss": row.values.get("train.recent_loss"),
+            "mean_loss": row.values.get("train.loss"),
+            "lr": row.values.get("train.learning_rate", self.learning_rate),
+        }
         others = {
             name: value
             for name, value in row.values.items()
             if name not in _SHOWN_ELSEWHERE and not name.startswith("evaluation.")
         }
-        return [*_measures(loss, rate), *_parts(others, _four_digits), *_pace(pace, self.seconds_left())]
+        pace = _pace(row.values.get("train.samples_per_second"), self.seconds_left())
+        return [*_measures(measured), *_parts(others, _four_digits), *pace]
 
     def _frame(self, painter: _Painter) -> list[str]:
         lines = []
@@ -191,10 +229,11 @@ class Progress:
         return lines
 
     def _training_bar(self, painter: _Painter) -> str:
-        self._marks.append((self._clock.active_seconds(), self.samples))
         loss = None if self.loss is None else float(self.loss)
-        pace = _pace(self.samples_per_second(), self.seconds_left())
-        parts = [_of(self.step, self.total_steps), *_measures(loss, self.learning_rate), *pace]
+        step, logged_pace = self._logged_pace
+        pace = _pace(logged_pace if step == self.step else self.samples_per_second(), self.seconds_left())
+        measured = {"loss": loss, "lr": self.learning_rate}
+        parts = [_of(self.step, self.total_steps), *_measures(measured), *pace]
         return painter.bar(f"epoch {_of(self.epoch, self.total_epochs)}", self.step, self.total_steps, parts)
 
     def _write(self, text: str) -> None:
@@ -203,11 +242,7 @@ class Progress:
         except OSError:
             # The terminal was closed or the pipe's reader left: no reason to lose a run, and nobody is looking.
             self.enabled = False
-            self._stop_drawing()
-
-    def _stop_drawing(self) -> None:
-        self._painter = None
-        self._due = _NEVER
+            self._painter = None
 
 
 class _Painter:
@@ -262,7 +297,7 @@ class _Painter:
 
 
 class _Clock:
-    """Count seconds since it was made, with and without pauses."""
+    """Count seconds since it was made, without pauses, which may nest."""
 
     def __init__(self) -> None:
         self._start = perf_counter()
@@ -282,12 +317,16 @@ class _Clock:
         if self._depth == 0:
             self._paused_seconds += perf_counter() - self._pause_start
 
-    def seconds(self) -> float:
-        return perf_counter() - self._start
-
     def active_seconds(self) -> float:
         end = self._pause_start if self._depth else perf_counter()
         return end - self._start - self._paused_seconds
+
+
+def mean_distance(periods: Sequence[int | None]) -> float:
+    """Return how far apart the multiples of any of the periods are on average; what two have in common counts once."""
+    given = {period for period in periods if period}
+    counted = [period for period in given if not any(period % other == 0 for other in given - {period})]
+    return 1 / sum(1 / period for period in counted) if counted else _NEVER
 
 
 def info_table(facts: Mapping[str, str]) -> Table:
@@ -340,9 +379,8 @@ def _of(number: int, total: int | None) -> str:
     return str(number) if total is None else f"{number}/{total}"
 
 
-def _measures(loss: float | None, learning_rate: float | None) -> list[str]:
-    shown = {"loss": loss, "lr": learning_rate}
-    return [f"{name} {value:.4g}" for name, value in shown.items() if value is not None]
+def _measures(values: Mapping[str, float | None]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
 
 
 def _parts(values: Mapping[str, float], shown: Callable[[str, float], str]) -> list[str]:

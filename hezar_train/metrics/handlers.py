@@ -56,6 +56,9 @@ class MetricsHandler:
     reads_text: ClassVar[bool] = False
     """Whether metrics compare texts: a generative model then generates, and ids are decoded."""
 
+    sample_loss_name: ClassVar[str] = "loss"
+    """What `sample_losses` returns, in words: it is not the loss of the training for every task."""
+
     def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
         self.trainer = trainer
         self.is_default = metrics is None
@@ -401,6 +404,7 @@ class RegressionHandler(MetricsHandler):
 
     valid_metrics = ("mse", "rmse", "mae", "r2", "pearson", "spearman")
     default_metrics = ("mse", "mae", "r2")
+    sample_loss_name = "squared error"
 
     def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:
         logits = outputs["logits"]
@@ -425,6 +429,7 @@ class TextHandler(MetricsHandler):
 
     valid_metrics = ("cer", "wer", "rouge", "bleu", "chrf")
     reads_text = True
+    sample_loss_name = "error rate"
 
     def __init__(self, metrics: Sequence[Any] | None = None, trainer: Any = None) -> None:
         super().__init__(metrics, trainer)

@@ -16,7 +16,7 @@ from hezar_train.report.panels import Curve, Line, Panel
 from hezar_train.report.picture import draw
 from hezar_train.report.records import RunRecord
 from hezar_train.report.timeline import Start
-from hezar_train.report.words import number, spoken
+from hezar_train.report.words import capitalised, number, spoken
 
 __all__ = ["NUM_COLOURS", "curves_section", "payload"]
 
@@ -111,14 +111,15 @@ def _grid(panels: Sequence[Panel], runs: Sequence[RunRecord], first: int) -> Htm
 
 
 def _figure(panel: Panel, runs: Sequence[RunRecord], place: int) -> Html:
-    title = spoken(panel.name)
     caption = element(
-        "figcaption", element("strong", title), element("span", "last value", class_="at", aria_live="off")
+        "figcaption",
+        element("strong", capitalised(panel.name)),
+        element("span", "last value", class_="at", aria_live="off"),
     )
     last = "; ".join(f"{_label(line, panel, runs)} {_last(line.curve)}" for line in panel.lines[:6])
     plot = element(
         "div", class_="plot", tabindex="0", role="img", data_panel=place,
-        aria_label=f"Curve of {title}. Last values: {last}", aria_describedby="chart-help",
+        aria_label=f"Curve of {spoken(panel.name)}. Last values: {last}", aria_describedby="chart-help",
     )  # fmt: skip
     legend = element("ul", *(_legend_entry(line, panel, runs) for line in panel.lines), class_="legend")
     return element("figure", caption, plot, legend, class_="chart")

@@ -6,11 +6,12 @@ There is no other way into a page: a label, a path or a misread text that looks 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 
-__all__ = ["Content", "Html", "element", "joined", "of_user", "table"]
+__all__ = ["Content", "Html", "breakable", "element", "joined", "of_user", "table"]
 
-VOID = frozenset({"br", "img", "input", "meta"})
+VOID = frozenset({"br", "img", "input", "meta", "wbr"})
 
 
 class Html(str):
@@ -39,6 +40,12 @@ def joined(parts: Iterable[Content]) -> Html:
 def of_user(text: object, name: str = "span", **attributes: str | float | bool | None) -> Html:
     """Return text of unknown script: it runs in its own direction and does not turn its neighbours."""
     return element(name, str(text), dir="auto", **attributes)
+
+
+def breakable(name: str) -> Html:
+    """Return a name or a path with the places at which a narrow screen may break it; a number stays whole."""
+    first, *rest = re.split(r"(?<=[._/])(?=[^\W\d_])", name)
+    return joined([first, *(part for one in rest for part in (element("wbr"), one))])
 
 
 def table(head: Iterable[Content], rows: Iterable[Iterable[Content]], class_: str | None = None) -> Html:

@@ -25,7 +25,7 @@ from hezar_train.report.markup import Content, Html, element, joined, of_user
 from hezar_train.report.panels import make_panels
 from hezar_train.report.picture import write_curves
 from hezar_train.report.records import RunRecord, read_runs
-from hezar_train.report.results import results_section
+from hezar_train.report.results import results_in_words, results_section
 from hezar_train.report.sections import (
     checkpoints_section,
     comparison_section,
@@ -122,7 +122,11 @@ def _article(place: int, shown: _Shown) -> Html:
     """Return everything about one run of several, folded away."""
     key = element("i", class_=f"key c{place % NUM_COLOURS}")
     heading = element("div", key, of_user(shown.run.name, "h2"), status_badge(shown.run), class_="title")
-    folded = [element("details", element("summary", title), content) for title, content in _sections_of(shown).items()]
+    inside = {"Evaluation": results_in_words(shown.run)}
+    folded = [
+        element("details", element("summary", ": ".join(filter(None, [title, inside.get(title)]))), content)
+        for title, content in _sections_of(shown).items()
+    ]
     return element("article", heading, _subtitle(shown.run), facts_list(shown.run, shown.starts), *folded, class_="run")
 
 

@@ -52,6 +52,8 @@ class Evaluation:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     stop_reason: str | None = None
     """Why the run was to stop after it."""
+    sample_loss_name: str = "loss"
+    """What the losses of the worst samples are, in words."""
 
 
 @dataclass
@@ -281,7 +283,7 @@ class _Reader:
         found = self._json(str(path.relative_to(self._root)))
         if not found:
             return None
-        reason = found.get("stop_reason")
+        reason, loss_name = found.get("stop_reason"), found.get("sample_loss_name")
         metrics = {
             str(name): _number(value) for name, value in _mapped(found.get("metrics")).items() if is_number(value)
         }
@@ -292,6 +294,7 @@ class _Reader:
             _records_by_set(found.get("worst_samples")),
             _records_by_set(found.get("examples")),
             None if reason is None else str(reason),
+            loss_name if isinstance(loss_name, str) and loss_name else "loss",
         )
 
     def _tables(self, tables: Any, path: Path) -> Iterator[Table]:

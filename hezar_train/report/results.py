@@ -18,8 +18,9 @@ from typing import Any
 from hezar_train.report.markup import Content, Html, element, joined, of_user, table
 from hezar_train.report.records import Evaluation, RunRecord, Table
 from hezar_train.report.words import count, number, spoken
+from hezar_train.types import TaskType
 
-__all__ = ["results_section"]
+__all__ = ["results_in_words", "results_section"]
 
 CONFUSION = "confusion_matrix"
 MOST_CLASSES_SHOWN = 30
@@ -33,6 +34,9 @@ NUM_CARDS_OPEN = 10
 FEW_PIXELS = 64
 FEW_CHARACTERS = 24
 LAM, ALEFS = "ل", ("ا", "أ", "إ", "آ")
+READING_TASKS = (TaskType.IMAGE2TEXT, TaskType.SPEECH_RECOGNITION)
+"""Where a text is right or wrong symbol by symbol; of a text that is written, another may be as good."""
+
 PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
@@ -50,6 +54,17 @@ def results_section(run: RunRecord) -> Html:
     return joined([_evaluation(run, best, "evaluation of the best checkpoint"), folded])
 
 
+def results_in_words(run: RunRecord) -> str:
+    """Return what the section of the results holds, for a line that stands for it; empty if it holds nothing."""
+    shown = run.best_evaluation or run.last_evaluation
+    if shown is None:
+        return ""
+    names = [spoken(one.name) for tables in shown.tables.values() for one in tables]
+    names += ["worst samples"] if shown.worst_samples else []
+    names += ["examples"] if shown.examples else []
+    return ", ".join(dict.fromkeys(["metrics", *names]))
+
+
 def _evaluation(run: RunRecord, evaluation: Evaluation, words: str) -> Html:
     parts: list[Content] = []
     if words:
@@ -62,8 +77,9 @@ def _evaluation(run: RunRecord, evaluation: Evaluation, words: str) -> Html:
         tables = evaluation.tables.get(set_name, [])
         if tables:
             parts.append(element("div", *(element("div", _table(one)) for one in tables), class_="side"))
-        parts.append(_worst(run.root, evaluation.worst_samples.get(set_name, []), _class_names(tables)))
-        parts.append(_examples(run.root, evaluation.examples.get(set_name, [])))
+        worst, examples = evaluation.worst_samples.get(set_name, []), evaluation.examples.get(set_name, [])
+        parts.append(_worst(run.root, worst, _class_names(tables), evaluation.sample_loss_name))
+        parts.append(_examples(run.root, examples, is_reading=run.settings.get("task") in READING_TASKS))
     return joined(parts)
 
 
@@ -174,14 +190,17 @@ def _class_names(tables: Sequence[Table]) -> list[str]:
     return next((one.rows for one in tables if one.name == CONFUSION), [])
 
 
-def _worst(root: Path, samples: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Html | None:
+def _worst(root: Path, samples: Sequence[Mapping[str, Any]], classes: Sequence[str], loss_name: str) -> Html | None:
     """Return the samples with the largest loss, each as a card."""
     if not samples:
         return None
-    cards = [_sample(root, sample, classes) for sample in samples]
+    cards = [_sample(root, sample, classes, loss_name) for sample in samples]
     shown, more = cards[:NUM_CARDS_OPEN], cards[NUM_CARDS_OPEN:]
     kind = "cards" if all(map(_is_small, samples)) else "cards wide"
-    parts: list[Content] = [element("h4", "samples with the largest loss"), element("ul", *shown, class_=kind)]
+    parts: list[Content] = [
+        element("h4", "samples with the largest ", of_user(loss_name)),
+        element("ul", *shown, class_=kind),
+    ]
     if more:
         parts.append(element("details", element("summary", f"{len(more)} more"), element("ul", *more, class_=kind)))
     return joined(parts)
@@ -192,21 +211,21 @@ def _is_small(sample: Mapping[str, Any]) -> bool:
     return "image" in sample or ("input" not in sample and len(str(sample.get("target"))) <= FEW_CHARACTERS)
 
 
-def _sample(root: Path, sample: Mapping[str, Any], classes: Sequence[str]) -> Html:
+def _sample(root: Path, sample: Mapping[str, Any], classes: Sequence[str], loss_name: str) -> Html:
     target, prediction = (_named(sample.get(name), classes) for name in ("target", "prediction"))
     if target in classes and prediction in classes:  # names differ as a whole
         truth, said = of_user(target), of_user(prediction)
     else:
         truth, said = _compared(target, prediction)
     loss = sample.get("loss")
-    note = f"sample {sample.get('sample', '?')}" + (f" · loss {number(loss)}" if isinstance(loss, int | float) else "")
+    amount = of_user(f"{loss_name} {number(loss)}") if isinstance(loss, int | float) else None
     text = sample.get("input")
     return element(
         "li",
         _picture(root, sample.get("image"), f"sample {sample.get('sample', '')}"),
         of_user(_cut(str(text)), "p", class_="input") if text is not None else None,
         element("dl", element("dt", "target"), element("dd", truth), element("dt", "prediction"), element("dd", said)),
-        element("small", note),
+        element("small", f"sample {sample.get('sample', '?')}", amount and " · ", amount),
         class_="wrong" if target != prediction else None,
     )
 
@@ -229,7 +248,7 @@ def _compared(target: str | list[str], prediction: str | list[str]) -> tuple[Htm
     if isinstance(target, list) or isinstance(prediction, list):
         lists = [[one] if isinstance(one, str) else one for one in (target, prediction)]
         return _marked_words(*lists), _marked_words(*reversed(lists))
-    if max(len(target), len(prediction)) > MOST_CHARACTERS_COMPARED or min(len(target), len(prediction)) < 2:
+    if max(len(target), len(prediction)) > MOST_CHARACTERS_COMPARED or min(len(target), len(prediction)) == 1:
         return of_user(target), of_user(prediction)
     blocks = difflib.SequenceMatcher(None, target, prediction, autojunk=False).get_opcodes()
     truth = [(target[first:last], kind == "equal") for kind, first, last, _, _ in blocks]
@@ -298,25 +317,40 @@ def _picture(root: Path, name: Any, words: str) -> Html | None:
     return element("img", src=source, alt=words, class_="coarse" if has_few_pixels else None)
 
 
-def _examples(root: Path, examples: Sequence[Mapping[str, Any]]) -> Html | None:
+def _examples(root: Path, examples: Sequence[Mapping[str, Any]], *, is_reading: bool) -> Html | None:
     """Return records of any names as cards, such as prompts and what the model wrote."""
     if not examples:
         return None
     names = list(dict.fromkeys(name for one in examples for name in one))
     names.sort(key=lambda name: {"input": 0, "target": 1, "prediction": 2}.get(name, 3))
     has_pictures = any("image" in one for one in examples)
-    cards = [_example(root, one, [name for name in names if name in one]) for one in examples[:MOST_ROWS]]
+    cards = [
+        _example(root, one, [name for name in names if name in one], is_reading=is_reading)
+        for one in examples[:MOST_ROWS]
+    ]
     return joined([element("h4", "examples"), element("ul", *cards, class_="cards" if has_pictures else "cards texts")])
 
 
-def _example(root: Path, example: Mapping[str, Any], names: Sequence[str]) -> Html:
-    target = example.get("target")
+def _example(root: Path, example: Mapping[str, Any], names: Sequence[str], *, is_reading: bool) -> Html:
+    """Return a card; what was read wrong is marked as it is among the worst samples."""
+    target, prediction = example.get("target"), example.get("prediction")
     is_code = isinstance(target, str) and _is_code(target)
-    fields = [_field(name, example[name], is_code=is_code) for name in names if name != "image"]
-    return element("li", _picture(root, example.get("image"), "the input"), element("dl", *fields))
+    said: dict[str, Html] = {}
+    if is_reading and isinstance(target, str) and isinstance(prediction, str):
+        said["target"], said["prediction"] = _compared(_cut(target), _cut(prediction))
+    fields = [
+        joined([element("dt", spoken(name)), element("dd", said.get(name) or _text(example[name], is_code=is_code))])
+        for name in names
+        if name != "image"
+    ]
+    return element(
+        "li",
+        _picture(root, example.get("image"), "the input"),
+        element("dl", *fields),
+        class_="wrong" if said and target != prediction else None,
+    )
 
 
-def _field(name: str, value: Any, *, is_code: bool) -> Html:
+def _text(value: Any, *, is_code: bool) -> Html:
     text = _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    said = element("dd", _in_order(text)) if is_code else of_user(text, "dd")
-    return joined([element("dt", spoken(name)), said])
+    return _in_order(text) if is_code else of_user(text)

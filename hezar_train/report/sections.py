@@ -7,7 +7,7 @@ from typing import Any
 
 from hezar_train.report.charts import NUM_COLOURS
 from hezar_train.report.checkpoints import SavedCheckpoint
-from hezar_train.report.markup import Content, Html, element, joined, of_user, table
+from hezar_train.report.markup import Content, Html, breakable, element, joined, of_user, table
 from hezar_train.report.records import RunRecord, end_of
 from hezar_train.report.settings import Setting, differing_settings, settings_of, shown
 from hezar_train.report.timeline import Start, TimeSplit
@@ -91,7 +91,7 @@ def comparison_section(runs: Sequence[RunRecord], starts: Sequence[Sequence[Star
     differing = differing_settings([run.settings | _options(run) for run in runs])
     if not differing:
         return joined([_results_table(runs, starts), element("p", "The configs of these runs are the same.")])
-    lines = [[name, *(of_user(shown(value)) for value in values)] for name, values in differing.items()]
+    lines = [[breakable(name), *(of_user(shown(value)) for value in values)] for name, values in differing.items()]
     settings = table(["", *(of_user(run.name) for run in runs)], lines)
     return joined([_results_table(runs, starts), element("h3", "Settings that differ"), settings])
 
@@ -254,9 +254,9 @@ def settings_section(run: RunRecord) -> Html:
 def _setting_rows(settings: Sequence[Setting]) -> list[list[Content]]:
     return [
         [
-            element("code", one.name),
-            of_user(shown(one.value), "code"),
-            of_user(shown(one.default), "code", class_="muted"),
+            element("code", breakable(one.name)),
+            element("code", breakable(shown(one.value)), dir="auto"),
+            element("code", breakable(shown(one.default)), dir="auto", class_="muted"),
         ]
         for one in settings
     ]
@@ -269,7 +269,9 @@ def _recipe_facts(run: RunRecord) -> dict[str, Any]:
 
 def _pairs(values: Mapping[str, Any]) -> Html:
     rows = [
-        element("tr", element("th", str(name), scope="row"), of_user(shown(value), "td"))
+        element(
+            "tr", element("th", breakable(str(name)), scope="row"), element("td", breakable(shown(value)), dir="auto")
+        )
         for name, value in values.items()
     ]
     return element(

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime
 
-__all__ = ["bytes_in_words", "count", "duration", "moment", "number", "spoken"]
+__all__ = ["bytes_in_words", "capitalised", "count", "duration", "moment", "number", "spoken"]
+
+WRITTEN = {
+    **{name: name.upper() for name in ("auroc", "bleu", "cer", "f1", "lr", "mae", "mse", "rmse", "wer")},
+    **{f"rouge{kind}": f"ROUGE-{kind}" for kind in ("1", "2", "L", "Lsum")},
+    "chrf": "chrF",
+    "r2": "R²",
+}
+"""Abbreviations as they are written."""
 
 
 def number(value: float) -> str:
@@ -27,8 +36,15 @@ def count(value: float) -> str:
 
 
 def spoken(name: str) -> str:
-    """Return a name in words."""
-    return name.replace("_", " ").replace(".", " · ")
+    """Return a name in words, abbreviations as they are written."""
+    words = re.sub(r"[^\W_]+", lambda word: WRITTEN.get(word[0], word[0]), name)
+    return words.replace("_", " ").replace(".", " · ")
+
+
+def capitalised(name: str) -> str:
+    """Return a name in words that begin with a capital, unless an abbreviation is written otherwise."""
+    words = spoken(name)
+    return words if words.startswith(tuple(WRITTEN.values())) else words[:1].upper() + words[1:]
 
 
 def bytes_in_words(size: float) -> str:

@@ -389,4 +389,5 @@ class Assembly:
     def _show_progress(self, ctx: Context) -> None:
         if ctx.closes_window:
             state, rate = self.state, self.optimizer.param_groups[0]["lr"]
-            self.progress.advance(state.global_step, state.epoch, ctx.window.count, ctx.loss_value, rate)
+            loss = state.period_loss_sum / state.period_loss_count if state.period_loss_count else None
+            self.progress.advance(state.global_step, state.epoch, ctx.window.count, loss, rate)

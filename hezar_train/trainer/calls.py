@@ -9,7 +9,7 @@ import copy
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from hezar_train.checkpoint import Checkpoint, RunLock, initial_weights, load_sh
 from hezar_train.data import Source
 from hezar_train.errors import DataError, RunLockedError, TrainingInterrupted
 from hezar_train.hooks import Progress
+from hezar_train.hooks.progress import mean_distance
 from hezar_train.hub import HubRecord, record_environment, threads_before
 from hezar_train.loop import HookSet, Routine
 from hezar_train.runtime import logger
@@ -28,10 +29,11 @@ from hezar_train.trainer.checks import evaluation_sets, size_of, tell_weights
 from hezar_train.trainer.course import Course
 from hezar_train.trainer.facts import num_parameters
 from hezar_train.trainer.publishing import finish_pushes, local_weights, pusher_of
-from hezar_train.trainer.records import Records
+from hezar_train.trainer.records import Records, last_logged
 from hezar_train.trainer.replanning import Replanning
 from hezar_train.trainer.resume import apply_accepted, find_checkpoint, refuse_changes, take_over
 from hezar_train.trainer.run import Run
+from hezar_train.trainer.time_spent import EVALUATION, SAVING
 from hezar_train.types import Mode
 
 __all__ = ["Calls", "RoutineResult"]
@@ -192,6 +194,7 @@ class Calls(Replanning):
                     self.plan.num_epochs if self.state.call_end is None else None,
                     self.state.global_step,
                     enabled=self.runtime.is_main,
+                    steps_between=self._steps_between(),
                 )
                 self.progress.shown = self.metrics_handler.shown
                 run = self._begin_run()
@@ -200,6 +203,14 @@ class Calls(Replanning):
                     run.reserve_buffers()
                     yield run
                     run.log_rest()
+
+    def _steps_between(self) -> dict[str, float]:
+        """Return after how many steps, on average, the run is saved and evaluated."""
+        plan = self.plan
+        evaluations = [plan.eval_updates] if self.evaluates else []
+        in_updates = {EVALUATION: evaluations, SAVING: [plan.save_updates, *evaluations]}
+        ends = [plan.updates_in_epoch, plan.total_updates]
+        return {what: mean_distance(ends + periods) * plan.accumulation for what, periods in in_updates.items()}
 
     @contextmanager
     def _brought_to_an_end(self, run: Run) -> Iterator[None]:
@@ -373,9 +384,18 @@ class Calls(Replanning):
         # with evaluations, a record says that it is written
         if is_best and self.config.save_enabled and not self.evaluates and self.runtime.is_main:
             self.folder.write_best(state)
-        shown = ", ".join(f"{name} {self.metrics_handler.shown(name, value)}" for name, value in metrics.items())
-        logger.info("already trained to the end (step %d, epoch %d): %s", state.global_step, state.epoch, shown)
+        if self.runtime.is_main:
+            self._tell_done(recorded)
         return RoutineResult(0, metrics, self.get_model_para)
+
+    def _tell_done(self, evaluation: Mapping[str, float]) -> None:
+        """Say how well the run has ended, with the names that its lines had."""
+        state = self.state
+        recent = last_logged(self.folder, state, "train.recent_loss")
+        values = {} if recent is None else {"loss": recent}
+        values |= {"mean_loss": state.loss_tracker_avg, **{f"evaluation.{k}": v for k, v in evaluation.items()}}
+        shown = ", ".join(f"{name} {self.metrics_handler.shown(name, value)}" for name, value in values.items())
+        logger.info("already trained to the end (step %d, epoch %d): %s", state.global_step, state.epoch, shown)
 
 
 def _end_of(error: BaseException) -> dict[str, Any]:

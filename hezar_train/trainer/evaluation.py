@@ -58,7 +58,7 @@ class EvaluationSteps:
         self._loss: torch.Tensor | float = 0.0
         self._weight = 0.0
         self.num_samples = 0
-        self.may_be_abandoned = False  # a signal ends only an evaluation that a resume would do again
+        self.saved: str | None = None  # in words; a signal ends only an evaluation that a resume would do again
 
     def register(self, hooks: HookSet) -> None:
         """Put the default behaviour into a hook set, under its names."""
@@ -98,8 +98,9 @@ class EvaluationSteps:
         self.num_samples += place[1]
         if self.progress is not None:
             self.progress.advance_evaluation(self._batches)
-        if self._flag.asked and self._flag.signal is not None and self.may_be_abandoned:
-            raise TrainingInterrupted(self._flag.exit_code, f"{self._flag.signal.name}: evaluation abandoned.")
+        if self._flag.asked and self._flag.signal is not None and self.saved is not None:
+            words = f"{self._flag.signal.name}: evaluation abandoned, {self.saved}."
+            raise TrainingInterrupted(self._flag.exit_code, words)
 
     def conclude(self, ctx: Context) -> None:
         """Compute everything once, and show it to hooks as `ctx.eval_metrics`, under the split's name."""

@@ -45,7 +45,7 @@ def facts_of(
         "Total steps": f"{plan.total_steps:,}",
         "Total updates": f"{plan.total_updates:,}",
         "Optimizer": type(optimizer).__name__,
-        "Learning rate": ", ".join(f"{rate:g}" for rate in schedule.rates()),
+        "Learning rate": _learning_rate(optimizer, schedule),
         "Schedule": schedule.name or "-",
         "Best model by": best_key,
         "Saves": saves,
@@ -53,6 +53,16 @@ def facts_of(
         "Seed": str(config.seed),
         "Starts at": f"step {state.global_step}, epoch {state.epoch}" if state.global_step else "the beginning",
     }
+
+
+def _learning_rate(optimizer: object, schedule: Schedule) -> str:
+    """Tell the rate that the optimizer was made with, and that of the moment where a schedule makes it another."""
+    rates = schedule.rates()
+    now = ", ".join(f"{rate:g}" for rate in (rates[:1] if len(set(rates)) == 1 else rates))
+    made_with = getattr(optimizer, "defaults", {}).get("lr")
+    if schedule.name is None or made_with is None or f"{float(made_with):g}" == now:
+        return now
+    return f"{float(made_with):g} (now {now})"
 
 
 def _count(number: int | None) -> str:

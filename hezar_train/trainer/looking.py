@@ -117,7 +117,7 @@ class Looking(Assembly):
 
     def _evaluate_for_record(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Evaluate; return the metrics, and what only a report shows."""
-        self._evaluation.may_be_abandoned = True
+        self._evaluation.saved = self._due.what_is_saved()
         self.last_evaluation, self._evaluated_data = {}, {}
         try:
             with preserved_randomness(), looking_only(self.model):  # an override may draw, and forget the modes
@@ -127,7 +127,7 @@ class Looking(Assembly):
                     metrics |= {f"test.{name}": value for name, value in (self.test_epoch() or {}).items()}
                 details = self._details(self._evaluated_data) if self.runtime.is_main else {}
         finally:
-            self._evaluation.may_be_abandoned, self._evaluated_data = False, None
+            self._evaluation.saved, self._evaluated_data = None, None
         if metrics:
             refuse_absent_best(self.best_key, metrics)
         return metrics, details
@@ -138,6 +138,7 @@ class Looking(Assembly):
         plain = {
             "tables": {name: report.tables for name, report in reports},
             "worst_samples": {name: report.worst_samples for name, report in reports},
+            "sample_loss_name": self.metrics_handler.sample_loss_name,
         }
         try:
             return plain | self._samples_as_they_looked(data)

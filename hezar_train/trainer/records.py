@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import HezarTrainError
+from hezar_train.errors import DataError, HezarTrainError
 from hezar_train.events import (
     METRICS_FILE,
     CSVWriter,
@@ -30,7 +30,7 @@ from hezar_train.trainer.folder import RunFolder
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["Records", "append_row"]
+__all__ = ["Records", "append_row", "last_logged"]
 
 
 class Records:
@@ -133,6 +133,16 @@ def append_row(
         storage.log(values, step, state.epoch)
     finally:
         storage.close()
+
+
+def last_logged(folder: RunFolder, state: TrainerState, name: str) -> float | None:
+    """Return the last value of a name that a run has logged until now; None if there is none, or no readable log."""
+    try:
+        rows = read_rows(folder.logs(state) / METRICS_FILE) if state.logs_dir else []
+    except DataError:
+        return None
+    found = [row.values[name] for row in rows if name in row.values and row.step <= state.global_step]
+    return found[-1] if found else None
 
 
 def _tensorboard(logs: Path, kept: list[Row] | None, step: int) -> TensorBoardWriter:

@@ -6,7 +6,8 @@ The order of things is `hooks.Due`'s; this module only knows how each is done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -107,13 +108,17 @@ class Run:
         """
         if not self._saves_here:
             return
-        self.progress.pause()
-        with self.spent.on(SAVING):
+        with self._aside(SAVING):
             if self._logs_are_out():
                 self.snapshot.measured = self._measured()
                 before_commit = None if self.records is None else self.records.sync
                 self._writer.save(self.state.global_step, self.snapshot.take(before_commit), protect=self._protected())
-        self.progress.resume()
+
+    @contextmanager
+    def _aside(self, what: str) -> Iterator[None]:
+        """Count the body's time as spent on `what`, not on training."""
+        with self.progress.aside(what), self.spent.on(what):
+            yield
 
     def _logs_are_out(self) -> bool:
         """Hand all lines on; tell whether there was room for them: no checkpoint is ahead of its logs."""
@@ -142,8 +147,11 @@ class Run:
         found = {"train.loss": state.loss_tracker_avg}
         if self.evaluate is not None:
             recorded = self._recorded()
-            with self.spent.on(EVALUATION):
-                metrics, details = self.evaluate() if recorded is None else (recorded, {})
+            if recorded is None:
+                with self._aside(EVALUATION):
+                    metrics, details = self.evaluate()
+            else:
+                metrics, details = recorded, {}
             if not self.config.accept_changes:  # else the record is judged by the new settings
                 state.stop_reason = state.stop_reason or self._recorded_reason()
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
@@ -180,7 +188,7 @@ class Run:
     def finish(self) -> None:
         """Wait for the save under way and close the files."""
         try:
-            with self.spent.on(SAVING):
+            with self._aside(SAVING):
                 if self._is_abandoned:
                     self._writer.abandon()
                 else:

@@ -241,7 +241,9 @@ def test_a_finished_run_says_that_it_is_done_and_changes_nothing(
     with caplog.at_level(logging.INFO, "hezar_train"):
         trainer = build()
         again = trainer.train()
-    assert "already trained to the end (step 16, epoch 2)" in caplog.text
+    (row,) = [row for row in rows_of(tmp_path) if row["step"] == 16 and "train.loss" in row]
+    losses = f"loss {row['train.recent_loss']:.4g}, mean_loss {row['train.loss']:.4g}, evaluation.loss "
+    assert f"already trained to the end (step 16, epoch 2): {losses}" in caplog.text
     assert (again.num_samples, again.metrics) == (0, result.metrics)
     assert trainer.state.best_metric_value == json.loads((tmp_path / "best.json").read_text())["value"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -97,6 +97,7 @@ def test_an_evaluation_is_abandoned_and_done_again(
     with pytest.raises(TrainingInterrupted) as left:
         trainer.train()
     assert left.value.code == CODES[number]
+    assert str(left.value) == f"{number.name}: evaluation abandoned, saved at step {step}."
     assert batches.count(step) < 3
     assert checkpoint_steps(tmp_path)[-1] == step
     assert not (tmp_path / "evaluations" / f"{step:08d}.json").exists()

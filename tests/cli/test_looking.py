@@ -77,10 +77,12 @@ def test_texts_json_values_and_the_standard_input_are_predicted_in_order(
 def test_predictions_go_to_a_file_with_what_they_are_of(invoke: Invoke, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("0.1 0.2\n")
     done = invoke("predict", "runs/sums", "mine.txt", "--out", "found/all.jsonl")
-    assert done.stdout == "1 predictions are in found/all.jsonl\n"
+    assert done.stdout == "1 prediction is in found/all.jsonl\n"
     (line,) = (tmp_path / "found/all.jsonl").read_text().splitlines()
     assert json.loads(line)["input"] == "0.1 0.2"
     assert isinstance(json.loads(line)["prediction"], float)
+    both = invoke("predict", "runs/sums", "mine.txt", "mine.txt", "--out", "found/all.jsonl")
+    assert both.stdout == "2 predictions are in found/all.jsonl\n"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def test_a_terminal_shows_a_bar_with_every_number():
     terminal = Terminal()
     progress = Progress(300, 3, stream=terminal.stream)
     time.sleep(0.01)
+    progress.advance(149, 2, 4800, torch.tensor(0.7), 2e-5)
     progress.advance(150, 2, 4800, torch.tensor(0.693147), 2e-5)
     progress.close()
     final = without_colours(terminal.text()).split("\x1b[J")[-1]
@@ -175,7 +176,9 @@ def test_a_file_gets_one_plain_line_per_row_even_where_colours_are_forced(tmp_pa
         time.sleep(0.01)
         for step in range(1, 51):
             progress.advance(step, 1, 8, 0.5, 2e-5)
-        progress.line(Row(50, 1, 0.0, {"train.loss": 0.693147, "train.learning_rate": 2e-5, "train.grad_norm": 2.0}))
+        losses = {"train.loss": 0.693147, "train.recent_loss": 0.024}
+        others = {"train.learning_rate": 2e-5, "train.grad_norm": 2.0, "train.samples_per_second": 1578.4}
+        progress.line(Row(50, 1, 0.0, losses | others))
         assert path.read_text().count("\n") == 1
         progress.start_evaluation(3)
         progress.advance_evaluation(3)
@@ -184,10 +187,9 @@ def test_a_file_gets_one_plain_line_per_row_even_where_colours_are_forced(tmp_pa
         progress.say("Training done!")
         progress.close()
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  epoch 1/3  step 50/300  "
-    pace = r"[\d,]+ samples/s  "
     expected = [
-        when + r"loss 0\.6931  lr 2e-05  grad_norm 2  " + pace + r"0:00:0\d left",
-        when + r"loss 0\.5  lr 2e-05  0:00:0\d left",
+        when + r"loss 0\.024  mean_loss 0\.6931  lr 2e-05  grad_norm 2  1,578 samples/s  0:00:0\d left",
+        when + r"mean_loss 0\.5  lr 2e-05  0:00:0\d left",
         when + r"evaluation  loss 0\.3333  accuracy 1",
         "Training done!",
     ]
@@ -210,20 +212,99 @@ def test_only_the_enabled_process_shows_anything():
     assert (stream.num_writes, stream.num_flushes) == (0, 0)
 
 
-def test_pauses_slow_the_time_left_but_not_the_pace(monkeypatch):
+@pytest.fixture
+def now(monkeypatch):
+    """The time of a clock that only the test moves."""
     now = [100.0]
     monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_what_is_done_aside_and_evaluations_do_not_slow_the_pace(now):
     progress = Progress(100, 1, step=40, stream=CountingStream())
     now[0] += 2.0
     progress.advance(50, 1, 80, 0.5, 0.1)
-    progress.pause()
-    progress.start_evaluation(1)
-    now[0] += 8.0
+    with progress.aside("evaluation"):
+        progress.start_evaluation(1)
+        now[0] += 8.0
+        assert progress.samples_per_second() == 40.0
+        progress.end_evaluation()
+        now[0] += 3.0
     assert progress.samples_per_second() == 40.0
+
+
+def test_the_last_bar_has_the_pace_that_was_logged_with_its_step(now):
+    progress = Progress(2, 1, stream=CountingStream(), is_terminal=True)
+    for step in (1, 2):
+        now[0] += 1.0
+        progress.advance(step, 1, 80, 0.5, 0.1)
+    progress.line(Row(2, 1, 0.0, {"train.samples_per_second": progress.samples_per_second()}))
+    now[0] += 9.0  # of closing files and ending workers
+    progress.close()
+    assert "  80 samples/s" in without_colours(progress._stream.getvalue()).split("\x1b[J")[-1]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_pace_is_that_of_the_last_seconds_with_and_without_a_bar(now, is_terminal):
+    progress = Progress(1000, 1, stream=CountingStream(), is_terminal=is_terminal)
+    for step in range(1, 201):
+        now[0] += 1.0 if step <= 100 else 0.5
+        progress.advance(step, 1, 8, 0.5, 0.1)
+    assert progress.samples_per_second() == 16.0
+
+
+def test_a_long_evaluation_does_not_push_the_last_steps_out_of_the_pace(now):
+    progress = Progress(1000, 1, stream=CountingStream(), is_terminal=True)
+    for step in (1, 2, 3):
+        now[0] += 2.0
+        progress.advance(step, 1, 8, 0.5, 0.1)
+    progress.start_evaluation(100)
+    for batch in range(100):
+        now[0] += 1.0
+        progress.advance_evaluation(batch)
     progress.end_evaluation()
-    progress.resume()
-    assert progress.samples_per_second() == 40.0
-    assert progress.seconds_left() == 50.0
+    assert progress.samples_per_second() == 4.0
+
+
+def test_the_first_step_has_a_pace_and_the_start_does_not_slow_later_ones(now):
+    progress = Progress(100, 1, stream=CountingStream())
+    now[0] += 8.0
+    progress.advance(1, 1, 8, 0.5, 0.1)
+    assert (progress.samples_per_second(), progress.seconds_left()) == (1.0, None)
+    now[0] += 1.0
+    progress.advance(2, 1, 8, 0.5, 0.1)
+    assert (progress.samples_per_second(), progress.seconds_left()) == (8.0, 98.0)
+
+
+def test_an_evaluation_done_again_after_a_resume_counts_only_as_often_as_it_is_to_come(now):
+    progress = Progress(1000, 1, step=400, stream=CountingStream(), steps_between={"evaluation": 200.0})
+    with progress.aside("evaluation"):
+        now[0] += 30.0
+    for step in range(401, 412):
+        now[0] += 1.0
+        progress.advance(step, 1, 8, 0.5, 0.1)
+    assert progress.seconds_left() == 589 + 3 * 30
+    progress.advance(1000, 1, 8, 0.5, 0.1)
+    assert progress.seconds_left() == 0
+
+
+def test_an_evaluation_that_nobody_planned_counts_by_the_step(now):
+    progress = Progress(100, 1, stream=CountingStream())
+    for step in (1, 2, 3):
+        now[0] += 1.0
+        progress.advance(step, 1, 8, 0.5, 0.1)
+    progress.start_evaluation(1)
+    now[0] += 4.0
+    progress.end_evaluation()
+    assert progress.seconds_left() == 97 * (2.0 + 4.0) / 2
+
+
+@pytest.mark.parametrize(
+    ("periods", "distance"),
+    [([10, None], 10), ([10, 10, 40], 10), ([10, 15], 6), ([None], float("inf"))],
+)
+def test_what_falls_due_for_two_reasons_at_once_counts_once(periods, distance):
+    assert module.mean_distance(periods) == pytest.approx(distance)
 
 
 def test_nothing_is_foretold_before_the_first_step_or_without_an_end():

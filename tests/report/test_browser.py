@@ -5,12 +5,14 @@ Needs Chromium (`apt-get install chromium`) and the Python package playwright; w
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from hezar_train.events import Row
 from hezar_train.report import write_report
@@ -198,6 +200,39 @@ def test_a_long_command_does_not_make_a_phone_scroll_sideways(open_page: Open, t
     run.write("environment.json", {"starts": starts})
     page = open_page(write_report([run.root]), 360, has_touch=True, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_that_goes_on_beyond_a_phone_has_a_shadow_at_that_edge(
+    open_page: Open, report: Path, scheme: str
+) -> None:
+    page = open_page(report, 390, color_scheme=scheme, has_touch=True, is_mobile=True)
+    starts = page.locator("#time .scroll")
+    assert starts.evaluate("box => box.scrollWidth > box.clientWidth")
+    left, right = _edges(starts)
+    assert left == _edges(page.locator("#evaluation .scroll").first)[0]  # nothing is hidden on that side
+    assert right < left
+    starts.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    scrolled_left, scrolled_right = _edges(starts)
+    assert scrolled_left < scrolled_right == left
+
+
+def _edges(box: Any) -> tuple[int, int]:
+    """Return how bright the box is at its left and right edge, between the lines of its table."""
+    with Image.open(io.BytesIO(box.screenshot())) as picture:
+        grey = picture.convert("L")
+        return grey.getpixel((1, 2)), grey.getpixel((grey.width - 2, 2))
+
+
+def test_names_of_options_are_broken_on_a_phone_only(open_page: Open, tmp_path: Path) -> None:
+    run = HandmadeRun(tmp_path / "run").train()
+    run.write("recipe.json", {"sha256": 32 * "5e", "options": {"held_out_font_of_plates": 7}})
+    path = write_report([run.root])
+    heights = [
+        open_page(path, width).locator(".pairs th", has_text="held_out").bounding_box()["height"]
+        for width in (390, 1280)
+    ]
+    assert heights[0] > 1.5 * heights[1]
 
 
 def test_hostile_names_are_drawn_as_they_are(open_page: Open, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hezar_train.events import Row
+from hezar_train.metrics import handler_for
 from hezar_train.report import CURVES_FILE, curves_png, write_report
 from tests.report.runs import BEGUN, LOGS, HandmadeRun, data_of, everything, finished_run
 
@@ -41,7 +42,17 @@ KNOWN_KEYS = [
         "metric",
     ),
     *("name", "rows", "columns", "values", "image", "target", "prediction", "loss", "model", "num_parameters", "data"),
-    *("total_steps", "steps_in_epoch", "logs_dir", "checkpoints_dir", "task", "path", "stop_reason", "hardware"),
+    *(
+        "total_steps",
+        "steps_in_epoch",
+        "sample_loss_name",
+        "logs_dir",
+        "checkpoints_dir",
+        "task",
+        "path",
+        "stop_reason",
+        "hardware",
+    ),
 ]
 KEYS = st.text(max_size=3) | st.sampled_from(KNOWN_KEYS)
 
@@ -237,8 +248,84 @@ def test_examples_are_shown_with_their_pictures(tmp_path: Path) -> None:
     run.evaluate(400, examples={"": [{"prediction": "۱۲پ۳", "target": "۱۲ب۳", "image": picture}]})
     page = write_report([tmp_path]).read_text(encoding="utf-8")
     assert page.count('src="data:image/png') == plain.count('src="data:image/png') + 1
-    assert '<dd><bdo dir="ltr">۱۲پ۳</bdo></dd>' in page
+    assert '<dd><bdo dir="ltr">۱۲<mark>پ</mark>۳</bdo></dd>' in page
     assert picture not in page
+
+
+@pytest.mark.parametrize(
+    ("task", "num_wrong"), [("image2text", 2), ("speech_recognition", 2), ("text_generation", 0), (None, 0)]
+)
+def test_a_wrong_example_is_marked_where_the_task_is_to_read_exactly(
+    tmp_path: Path, task: str | None, num_wrong: int
+) -> None:
+    examples = [
+        {"prediction": said, "target": "a sunny day", "input": "a rainy day"}
+        for said in ("a sunny day", "a funny day", "")
+    ]
+    HandmadeRun(tmp_path, task=task).train().evaluate(400, worst_samples={}, examples={"": examples})
+    page = write_report([tmp_path]).read_text(encoding="utf-8")
+    assert page.count('<li class="wrong">') == num_wrong
+    assert ("a <mark>f</mark>unny day" in page) == bool(num_wrong)
+    assert ("(nothing)" in page) == bool(num_wrong)
+    assert "<mark>r" not in page  # what was given is not compared
+
+
+@pytest.mark.parametrize(("given", "shown"), [("error rate", "error rate"), (None, "loss"), (7, "loss"), ("", "loss")])
+def test_the_number_of_the_worst_samples_is_called_what_it_is(tmp_path: Path, given: object, shown: str) -> None:
+    HandmadeRun(tmp_path).train().evaluate(400, sample_loss_name=given)
+    text = _Tags(write_report([tmp_path]).read_text(encoding="utf-8")).text
+    assert f"samples with the largest {shown}" in text
+    assert f"sample 0 · {shown} 2.5" in text
+
+
+def test_a_real_record_says_what_the_number_of_its_worst_samples_is(real_run: Path) -> None:
+    record = json.loads(max((real_run / "evaluations").glob("*.json")).read_text(encoding="utf-8"))
+    assert record["sample_loss_name"] == "loss"
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("image2text", "error rate"),
+        ("speech_recognition", "error rate"),
+        ("text_generation", "error rate"),
+        ("regression", "squared error"),
+        ("language_modeling", "loss"),
+        (None, "loss"),
+    ],
+)
+def test_every_task_names_what_it_orders_its_worst_samples_by(task: str | None, name: str) -> None:
+    assert handler_for(task, None).sample_loss_name == name
+
+
+def test_abbreviations_are_written_as_everywhere_else(tmp_path: Path) -> None:
+    names = {"cer": "CER", "rougeLsum": "ROUGE-Lsum", "chrf": "chrF", "old.f1": "Old · F1", "fresh_air": "Fresh air"}
+    HandmadeRun(tmp_path).log([Row(1, 1, BEGUN, {f"evaluation.{name}": 0.5 for name in names})])
+    page = write_report([tmp_path]).read_text(encoding="utf-8")
+    assert re.findall("<figcaption><strong>(.*?)</strong>", page) == list(names.values())
+
+
+def test_a_comparison_says_what_is_folded_away_under_the_evaluation(tmp_path: Path) -> None:
+    table = {"name": "confusion_matrix", "rows": ["a"], "columns": ["a"], "values": [[1.0]]}
+    full = HandmadeRun(tmp_path / "full").train().evaluate(tables={"": [table]}, examples={"": [{"text": "a"}]})
+    bare = HandmadeRun(tmp_path / "bare").train().evaluate(worst_samples={})
+    new = HandmadeRun(tmp_path / "new")
+    page = write_report([full.root, bare.root, new.root], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert re.findall("<summary>(Evaluation.*?)</summary>", page) == [
+        "Evaluation: metrics, confusion matrix, worst samples, examples",
+        "Evaluation: metrics",
+        "Evaluation",
+    ]
+
+
+def test_names_may_be_broken_between_their_words_and_numbers_may_not(tmp_path: Path) -> None:
+    run = HandmadeRun(tmp_path, learning_rate=0.002)
+    run.write("recipe.json", {"path": "recipes/plate", "options": {"held_out": "<b>"}})
+    page = write_report([run.root]).read_text(encoding="utf-8")
+    assert "recipe.<wbr>held_<wbr>out" in page
+    assert "recipes/<wbr>plate" in page
+    assert ">0.002<" in page
+    assert "&lt;b&gt;" in page
 
 
 def test_writing_a_report_needs_no_torch(real_run: Path, tmp_path: Path) -> None:

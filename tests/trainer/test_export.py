@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,34 @@ class TestPrintInfo:
         }
         assert expected.items() <= facts.items()
         assert len(facts) >= 23
+
+    @pytest.mark.parametrize(
+        ("settings", "shown"),
+        [
+            ({}, "0.002"),
+            ({"lr_scheduler": "one_cycle", "lr_scheduling_steps": 1}, "0.002 (now 8e-05)"),
+            ({"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 1}}, "0.002"),
+            ({"weight_decay": 0.1, "weight_decay_bias": 0.0}, "0.002"),
+        ],
+    )
+    def test_the_learning_rate_is_that_of_the_config_then_that_of_the_moment(
+        self, toy: Build, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], shown: str
+    ) -> None:
+        toy(learning_rate=0.002, **settings).print_info()
+        assert re.search(r"^Learning rate +(.*)$", capsys.readouterr().out, re.MULTILINE)[1] == shown
+
+    def test_a_resumed_schedule_tells_both_rates(self, toy: Build, capsys: pytest.CaptureFixture[str]) -> None:
+        settings = {"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 1}, "learning_rate": 0.002}
+        toy(num_epochs=1, **settings).train()
+        capsys.readouterr()
+        toy(num_epochs=2, resume_from_checkpoint=True, **settings).print_info()
+        assert "0.002 (now 0.0002)\n" in capsys.readouterr().out
+
+    def test_rates_of_ones_own_groups_are_told_as_they_are(self, toy: Build, classifier: Any, capsys: Any) -> None:
+        model = classifier()
+        groups = [{"params": [one], "lr": rate} for one, rate in zip(model.parameters(), (0.1, 0.2), strict=True)]
+        toy(model=model, optimizer=torch.optim.SGD(groups, lr=0.3)).print_info()
+        assert re.search(r"^Learning rate +0\.1, 0\.2$", capsys.readouterr().out, re.MULTILINE)
 
     def test_frozen_parameters_are_told_apart(self, toy: Build, classifier: Any, capsys: Any) -> None:
         model = classifier()

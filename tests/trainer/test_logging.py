@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,41 @@ class TestValues:
         for (loss, recent), (all_losses, recent_losses) in zip(found, expected, strict=True):
             assert loss == pytest.approx(sum(all_losses) / len(all_losses))
             assert recent == pytest.approx(sum(recent_losses) / len(recent_losses))
+
+    def test_the_console_shows_what_is_logged_with_the_recent_loss_as_the_loss(
+        self, toy: Build, logged: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        toy(log_steps=2, num_epochs=2).train()
+        lines = [line for line in capsys.readouterr().out.splitlines() if "samples/s" in line]
+        for line, row in zip(lines, logged(), strict=True):
+            losses = f"  loss {row['train.recent_loss']:.4g}  mean_loss {row['train.loss']:.4g}  lr "
+            assert losses in line
+            assert f"  {row['train.samples_per_second']:,.0f} samples/s" in line
+
+    def test_the_bar_has_the_loss_since_the_last_row(self, toy: Build, logged: Any) -> None:
+        class Bar(Hook):
+            def on_batch_end(self, _: Any) -> None:
+                shown[self.trainer.state.global_step] = self.trainer.progress.loss
+
+        shown: dict[int, float] = {}
+        toy(log_steps=2, hooks=[Bar()]).train()
+        assert [shown[row["step"]] for row in logged()] == [row["train.recent_loss"] for row in logged()]
+
+    def test_the_time_left_has_the_evaluations_that_are_to_come(self, toy: Build, rows: Any) -> None:
+        class Watch(Hook):
+            def on_epoch_start(self, _: Any) -> None:
+                seconds_left.append(self.trainer.progress.seconds_left())
+
+        class Slow(Trainer):
+            def val_epoch(self) -> dict[str, float] | None:
+                time.sleep(0.3)
+                return super().val_epoch()
+
+        seconds_left: list[float | None] = []
+        toy(Slow, num_epochs=4, eval_dataset=rows(6), hooks=[Watch()]).train()
+        assert seconds_left[0] is None
+        for left, evaluations in zip(seconds_left[1:], (3, 2, 1), strict=True):
+            assert 0.3 * evaluations <= left < 0.3 * evaluations + 5
 
     def test_the_learning_rate_is_the_one_the_next_update_will_use(self, toy: Build, logged: Any) -> None:
         toy(lr_scheduler="step", lr_scheduler_kwargs={"step_size": 1}, lr_scheduling_steps=1, log_steps=2).train()
