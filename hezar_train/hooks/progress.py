@@ -111,7 +111,8 @@ class Progress:
         if not self.is_terminal and len(evaluation) < len(row.values):
             self.say("  ".join([*self._place(row), *self._training_parts(row)]))
         if evaluation:
-            self.say("  ".join([*self._place(row), "evaluation", *_parts(evaluation, self.shown)]))
+            parts = [*self._place(row), "evaluation", *_parts(evaluation, self.shown)]
+            self.say("  ".join(parts) if self._painter is None else self._painter.folded(parts))
 
     def say(self, message: str) -> None:
         """Print a line, above the bar if there is one."""
@@ -279,6 +280,16 @@ class _Painter:
         line = Text("  ").join(part for part in (Text(label), self._marks(room, done, total), Text(after)) if part)
         line.truncate(width, overflow="ellipsis")
         return self.paint(line)
+
+    def folded(self, parts: Sequence[str]) -> str:
+        """Return the parts on as many lines as they take; none is cut."""
+        width, lines = self._columns(), [parts[0]]
+        for part in parts[1:]:
+            if len(lines[-1]) + 2 + len(part) <= width:
+                lines[-1] += f"  {part}"
+            else:
+                lines.append(f"  {part}")
+        return "\n".join(lines)
 
     def _marks(self, width: int, done: int, total: int | None) -> Text:
         from rich.text import Text

@@ -143,6 +143,16 @@ def test_a_bar_never_wraps(columns):
     assert columns // 2 < max(map(len, lines)) < columns
 
 
+def test_what_an_evaluation_found_goes_on_in_another_line_where_the_terminal_ends():
+    terminal = Terminal(columns=60)
+    progress = Progress(10, 1, stream=terminal.stream)
+    progress.line(Row(5, 1, 0.0, {f"evaluation.set_{number}.loss": 0.125 for number in range(5)}))
+    lines = [line for line in without_colours(terminal.text()).split("\r\n") if "evaluation" in line or "set_" in line]
+    assert len(lines) > 1
+    assert max(map(len, (line.removeprefix("\x1b[J") for line in lines))) <= 60
+    assert " ".join(lines).count("loss 0.125") == 5
+
+
 def test_no_write_happens_until_a_refresh_is_due(monkeypatch):
     monkeypatch.setattr(module, "REFRESH_SECONDS", 3600.0)
     stream = CountingStream()
