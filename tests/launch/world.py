@@ -21,4 +21,5 @@ if __name__ == "__main__":
         sys.exit(f"refused: {error}")
     ranks = runtime.accelerator.gather(torch.tensor([runtime.rank])).tolist()
     print(f"rank {runtime.rank} of {runtime.num_processes} sees {ranks}\n", end="", flush=True)
-    dist.destroy_process_group()  # a process that leaves its peers without a word may abort
+    if dist.is_initialized():
+        dist.destroy_process_group()  # a process that leaves its peers without a word may abort
