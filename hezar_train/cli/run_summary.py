@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.config import CONFIG_FILE, read_mapping
+from hezar_train.config.files import read_json
 from hezar_train.errors import ConfigError
+from hezar_train.events import FAILED, FINISHED, INTERRUPTED, end_of, ended_for_good, read_starts
 
-__all__ = ["FAILED", "FINISHED", "INTERRUPTED", "RUNNING", "RunSummary", "find_runs", "summarize"]
+__all__ = ["RUNNING", "RunSummary", "find_runs", "summarize"]
 
-RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+RUNNING = "running"
 LIVELY_SECONDS = 600
 """A run on another machine that has written something within this time is taken to be alive."""
 
@@ -57,7 +59,7 @@ def summarize(run: Path, name: str) -> RunSummary:
     settings = _settings(run)
     checkpoints = run / str(settings.get("checkpoints_dir") or "checkpoints")
     logs = run / str(settings.get("logs_dir") or "logs")
-    state, plan, best = _newest_state(checkpoints), _json(run / "plan.json"), _json(run / "best.json")
+    state, plan, best = _newest_state(checkpoints), read_json(run / "plan.json"), read_json(run / "best.json")
     written = [run / CONFIG_FILE, run / "ledger.jsonl", *logs.glob("*/metrics.json"), *checkpoints.glob("[0-9]*")]
     last_change = max((path.stat().st_mtime for path in written if path.exists()), default=0.0)
     age_seconds = max(0.0, time.time() - last_change)
@@ -65,7 +67,7 @@ def summarize(run: Path, name: str) -> RunSummary:
     step = max(_number(state.get("global_step")), _last_logged(logs), _last_evaluated(run))
     return RunSummary(
         name,
-        Path(str(_json(run / "recipe.json").get("path") or settings.get("task") or "")).name,
+        Path(str(read_json(run / "recipe.json").get("path") or settings.get("task") or "")).name,
         step,
         total if isinstance(total, int) and 0 < total < 1 << 60 else None,  # a stream without an end has none
         _best(best),
@@ -75,15 +77,16 @@ def summarize(run: Path, name: str) -> RunSummary:
 
 
 def _state(run: Path, state: dict[str, Any], has_all_steps: bool, age_seconds: float) -> str:
-    if _is_alive(_json(run / "lock"), age_seconds):
+    if _is_alive(read_json(run / "lock"), age_seconds):
         return RUNNING
-    if (how := _last_end(run).get("how")) == FAILED:
+    end = _last_end(run)
+    if end.get("how") == FAILED:
         return FAILED
-    is_whole = how == FINISHED and _settings(run).get("local_update_steps") is None
+    is_over = ended_for_good(end, _settings(run))
     epochs, num_epochs = _number(state.get("epoch")), _number(state.get("total_epochs"))
     has_all_epochs = bool(state.get("epoch_finished")) and epochs >= num_epochs
     stopped = state.get("stop_reason") or _last_evaluation(run).get("stop_reason")
-    return FINISHED if is_whole or has_all_steps or has_all_epochs or stopped else INTERRUPTED
+    return FINISHED if is_over or has_all_steps or has_all_epochs or stopped else INTERRUPTED
 
 
 def _is_alive(holder: dict[str, Any], age_seconds: float) -> bool:
@@ -112,18 +115,10 @@ def _settings(run: Path) -> dict[str, Any]:
         return {}
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _newest_state(checkpoints: Path) -> dict[str, Any]:
     folders = [path for path in checkpoints.glob("[0-9]*") if path.name.isdigit()]
     newest = max(folders, key=lambda path: int(path.name), default=None)
-    found = None if newest is None else _json(newest / "trainer_state.json").get("state")
+    found = None if newest is None else read_json(newest / "trainer_state.json").get("state")
     return found if isinstance(found, dict) else {}
 
 
@@ -143,10 +138,8 @@ def _last_logged(logs: Path) -> int:
 
 def _last_end(run: Path) -> dict[str, Any]:
     """Return how the last start of a run ended; empty for one that was killed."""
-    starts = _json(run / "environment.json").get("starts")
-    newest = starts[-1] if isinstance(starts, list) and starts else None
-    end = newest.get("end") if isinstance(newest, dict) else None
-    return end if isinstance(end, dict) else {}
+    starts = read_starts(run)
+    return end_of(starts[-1]) if starts else {}
 
 
 def _evaluations(run: Path) -> list[Path]:
@@ -154,7 +147,7 @@ def _evaluations(run: Path) -> list[Path]:
 
 
 def _last_evaluation(run: Path) -> dict[str, Any]:
-    return _json(_evaluations(run)[-1]) if _evaluations(run) else {}
+    return read_json(_evaluations(run)[-1]) if _evaluations(run) else {}
 
 
 def _last_evaluated(run: Path) -> int:

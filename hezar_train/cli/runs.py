@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from hezar_train.cli.options import debug_option, show, table
-from hezar_train.cli.run_summary import FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary, find_runs, summarize
+from hezar_train.cli.run_summary import RUNNING, RunSummary, find_runs, summarize
 from hezar_train.errors import ConfigError
+from hezar_train.events import FAILED, FINISHED, INTERRUPTED
 
 __all__ = ["runs"]
 

@@ -26,6 +26,7 @@ __all__ = [
     "fsync_folder",
     "is_disk_full",
     "parse_yaml",
+    "read_json",
     "read_mapping",
     "to_json",
     "to_plain",
@@ -149,6 +150,15 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{source}, line 1: expected a mapping of names to values, got {type(value).__name__}")
     return {str(key): item for key, item in value.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds a mapping; empty where there is none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _suffix(path: Path) -> str:

@@ -9,6 +9,18 @@ from hezar_train.events.ledger import LEDGER_FILE, Ledger, LedgerLine
 from hezar_train.events.media import Histogram, Image
 from hezar_train.events.meters import AverageMeter, MetricsTracker
 from hezar_train.events.results import flatten_results_dict, print_csv_format
+from hezar_train.events.starts import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    STARTS_FILE,
+    add_start,
+    amend_start,
+    end_of,
+    ended_for_good,
+    read_starts,
+    starts_in,
+)
 from hezar_train.events.storage import EventStorage, Row, get_event_storage
 from hezar_train.events.tensorboard import SummaryWriterAdapter, TensorBoardWriter, TensorboardXWriter
 from hezar_train.events.writers import (
@@ -27,8 +39,12 @@ from hezar_train.events.writers import (
 __all__ = [
     "CSV_FILE",
     "DROPPED_SUFFIX",
+    "FAILED",
+    "FINISHED",
+    "INTERRUPTED",
     "LEDGER_FILE",
     "METRICS_FILE",
+    "STARTS_FILE",
     "AverageMeter",
     "CSVLogger",
     "CSVWriter",
@@ -50,11 +66,17 @@ __all__ = [
     "TensorBoardWriter",
     "TensorboardXWriter",
     "TrackerWriter",
+    "add_start",
+    "amend_start",
+    "end_of",
+    "ended_for_good",
     "flatten_results_dict",
     "get_event_storage",
     "keep_until",
     "load_csv",
     "print_csv_format",
     "read_rows",
+    "read_starts",
     "smooth_loss",
+    "starts_in",
 ]

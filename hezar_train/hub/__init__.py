@@ -6,7 +6,6 @@ Importing this package imports no client and opens no socket; both happen when s
 from __future__ import annotations
 
 from hezar_train.hub.addresses import HubAddress, is_hub_address, names_hub_weights, parse_address, parse_repo_id
-from hezar_train.hub.environment import amend_start, describe_data, record_environment, threads_before
 from hezar_train.hub.fetch import fetch_checkpoint, fetch_file, fetch_records, fetch_weights
 from hezar_train.hub.layout import PushNames
 from hezar_train.hub.model_config import MODEL_CONFIG_FOLDER, model_config_writer
@@ -28,8 +27,6 @@ __all__ = [
     "PushOutcome",
     "PushTarget",
     "Pusher",
-    "amend_start",
-    "describe_data",
     "fetch_checkpoint",
     "fetch_file",
     "fetch_recipe",
@@ -43,8 +40,6 @@ __all__ = [
     "parse_repo_id",
     "push_files",
     "push_run",
-    "record_environment",
     "redact",
     "refuse_foreign_code",
-    "threads_before",
 ]

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from hezar_train.config.files import read_json
 from hezar_train.hub.layout import CARD_FILE, CURVES_FILE, TRAIN_FOLDER
 from hezar_train.hub.redaction import redact
 from hezar_train.hub.run_facts import Measured, RunFacts
-from hezar_train.hub.run_paths import read_json
 
 __all__ = ["BEGIN", "END", "render_card"]
 

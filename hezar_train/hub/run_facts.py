@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.errors import DataError
-from hezar_train.events import METRICS_FILE, read_rows
+from hezar_train.events import METRICS_FILE, read_rows, read_starts
 from hezar_train.hub.run_paths import RunPaths
 from hezar_train.types import TaskType
 
@@ -53,11 +53,10 @@ class RunFacts:
         self.step, self.settings = step, paths.settings
         self.plan = paths.json("plan.json")
         self.recipe = paths.json("recipe.json")
-        starts = paths.json(paths.environment.name).get("starts")
-        self._starts: list[dict[str, Any]] = [one for one in starts or [] if isinstance(one, dict)]
-        self.environment: dict[str, Any] = self._starts[-1] if self._starts else {}
+        starts = read_starts(paths.root)
+        self.environment: dict[str, Any] = starts[-1] if starts else {}
         self._evaluation = paths.evaluation_at(step)
-        self.hours = _hours(paths, [float(one.get("time", 0.0)) for one in self._starts])
+        self.hours = _hours(paths, [float(one.get("time", 0.0)) for one in starts])
 
     @property
     def task(self) -> str | None:

@@ -5,17 +5,14 @@ This module only reads. It never opens the lock file: closing any descriptor of 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from hezar_train.checkpoint import CONFIG_FILE, CheckpointStore
-from hezar_train.config.files import read_mapping
+from hezar_train.config.files import read_json, read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
 
-__all__ = ["ENVIRONMENT_FILE", "RunPaths", "read_json"]
-
-ENVIRONMENT_FILE = "environment.json"
+__all__ = ["RunPaths"]
 
 
 class RunPaths:
@@ -30,7 +27,6 @@ class RunPaths:
         self.evaluations = root / "evaluations"
         self.staging = root / ".hub"
         self.record = root / "hub.json"
-        self.environment = root / ENVIRONMENT_FILE
 
     @property
     def store(self) -> CheckpointStore:
@@ -61,15 +57,6 @@ class RunPaths:
     def log_folders(self) -> list[Path]:
         """Return the folders of logs, oldest first."""
         return sorted(path for path in self.logs.glob("*") if path.is_dir()) if self.logs.is_dir() else []
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a mapping; empty where there is none that can be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _config_of(root: Path) -> Path:

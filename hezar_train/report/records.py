@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,18 @@ from typing import Any
 from hezar_train.config import read_mapping
 from hezar_train.config.trainer_config import CONFIG_FILE
 from hezar_train.errors import ConfigError
-from hezar_train.events import DROPPED_SUFFIX, METRICS_FILE, Row
+from hezar_train.events import (
+    DROPPED_SUFFIX,
+    FAILED,
+    METRICS_FILE,
+    STARTS_FILE,
+    Row,
+    end_of,
+    ended_for_good,
+    starts_in,
+)
 
-__all__ = ["Evaluation", "RunRecord", "Table", "end_of", "is_moment", "is_number", "read_run", "read_runs"]
+__all__ = ["Evaluation", "RunRecord", "Table", "is_moment", "is_number", "read_run", "read_runs"]
 
 MARKS_OF_A_RUN = (CONFIG_FILE, "plan.json", "logs", "checkpoints", "evaluations")
 STALE_SECONDS = 600
@@ -137,7 +146,7 @@ class RunRecord:
     @property
     def error(self) -> str | None:
         """The kind of error that ended the run, if one did."""
-        return str(self.end.get("error") or "an error") if self.end.get("how") == "failed" else None
+        return str(self.end.get("error") or "an error") if self.end.get("how") == FAILED else None
 
     @property
     def is_finished(self) -> bool:
@@ -145,8 +154,8 @@ class RunRecord:
         if self.error is not None:
             return False
         total = self.total_steps
-        is_whole = self.end.get("how") == "finished" and self.settings.get("local_update_steps") is None
-        return is_whole or self.stop_reason is not None or (total is not None and self.last_step >= total)
+        is_over = ended_for_good(self.end, self.settings)
+        return is_over or self.stop_reason is not None or (total is not None and self.last_step >= total)
 
     @property
     def is_under_way(self) -> bool:
@@ -154,11 +163,6 @@ class RunRecord:
         if self.end or self.is_finished or not self.rows or not _is_held(self.root / "lock"):
             return False
         return time.time() - self.rows[-1].time < STALE_SECONDS
-
-
-def end_of(start: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a start ended, as it was written down; empty if it was not."""
-    return _mapped(start.get("end"))
 
 
 def read_runs(roots: Sequence[str | os.PathLike[str]]) -> list[RunRecord]:
@@ -209,7 +213,7 @@ class _Reader:
         run.settings = self._settings()
         run.plan, run.recipe = self._json("plan.json"), self._json("recipe.json")
         run.best = self._json("best.json")
-        run.starts = [one for one in _listed(self._json("environment.json").get("starts")) if isinstance(one, dict)]
+        run.starts = starts_in(self._json(STARTS_FILE))
         logs = self._root / str(run.settings.get("logs_dir") or "logs")
         run.rows = list(self._rows(logs, METRICS_FILE))
         run.dropped_rows = list(self._rows(logs, METRICS_FILE + DROPPED_SUFFIX))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hezar_train.events import FAILED, FINISHED, end_of
 from hezar_train.report.charts import NUM_COLOURS
 from hezar_train.report.checkpoints import SavedCheckpoint
 from hezar_train.report.markup import Content, Html, breakable, element, joined, of_user, table
-from hezar_train.report.records import RunRecord, end_of
+from hezar_train.report.records import RunRecord
 from hezar_train.report.settings import Setting, differing_settings, settings_of, shown
 from hezar_train.report.timeline import Start, TimeSplit
 from hezar_train.report.words import bytes_in_words, count, duration, moment, number, spoken
@@ -173,13 +174,12 @@ def _outcome(run: RunRecord, starts: Sequence[Start], place: int) -> str:
 
 
 def _end_in_words(end: Mapping[str, Any]) -> str:
-    match end.get("how"):
-        case "finished":
-            return str(end.get("reason") or "at its end")
-        case "failed":
-            return f"failed: {end.get('error') or 'an error'}"
-        case _:
-            return f"interrupted by {end['signal']}" if end.get("signal") else "interrupted"
+    how = end.get("how")
+    if how == FINISHED:
+        return str(end.get("reason") or "at its end")
+    if how == FAILED:
+        return f"failed: {end.get('error') or 'an error'}"
+    return f"interrupted by {end['signal']}" if end.get("signal") else "interrupted"
 
 
 def _bar(seconds: Mapping[str, float]) -> Html:

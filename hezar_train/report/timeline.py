@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hezar_train.events import Row
-from hezar_train.report.records import RunRecord, end_of, is_moment, is_number
+from hezar_train.events import Row, end_of
+from hezar_train.report.records import RunRecord, is_moment, is_number
 
 __all__ = ["Clock", "Start", "TimeSplit", "starts_of", "time_split"]
 

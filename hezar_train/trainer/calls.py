@@ -20,13 +20,15 @@ import torch
 from hezar_train.checkpoint import Checkpoint, RunLock, initial_weights, load_shards, unwrap
 from hezar_train.data import Source
 from hezar_train.errors import DataError, RunLockedError, TrainingInterrupted
+from hezar_train.events import FAILED, FINISHED, INTERRUPTED
 from hezar_train.hooks import Progress
 from hezar_train.hooks.progress import mean_distance
-from hezar_train.hub import HubRecord, record_environment, threads_before
+from hezar_train.hub import HubRecord
 from hezar_train.loop import HookSet, Routine
 from hezar_train.runtime import logger
 from hezar_train.trainer.checks import evaluation_sets, size_of, tell_weights
 from hezar_train.trainer.course import Course
+from hezar_train.trainer.environment import record_environment, threads_before
 from hezar_train.trainer.facts import num_parameters
 from hezar_train.trainer.publishing import finish_pushes, local_weights, pusher_of
 from hezar_train.trainer.records import Records, last_logged
@@ -38,7 +40,6 @@ from hezar_train.types import Mode
 
 __all__ = ["Calls", "RoutineResult"]
 
-FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 SIGNAL_OF_CODE: dict[Any, str] = {128 + number: number.name for number in signal.Signals}
 
 

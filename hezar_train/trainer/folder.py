@@ -17,8 +17,7 @@ from typing import Any
 
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import is_disk_full, write_atomically
-from hezar_train.events import LEDGER_FILE
-from hezar_train.hub import amend_start
+from hezar_train.events import LEDGER_FILE, STARTS_FILE, amend_start
 from hezar_train.report import COMPARISON_FILE, CURVES_FILE, REPORT_FILE
 from hezar_train.runtime import logger
 from hezar_train.state import TrainerState
@@ -40,7 +39,7 @@ class RunFolder:
         self.best = self.root / "best.json"
         self.recipe = self.root / "recipe.json"
         self.hub = self.root / "hub.json"
-        self.environment = self.root / "environment.json"
+        self.environment = self.root / STARTS_FILE
         self.pages = [self.root / name for name in (REPORT_FILE, CURVES_FILE, COMPARISON_FILE)]
         self.lock = self.root / "lock"
 

@@ -13,7 +13,7 @@ from hezar_train import TrainerConfig
 from hezar_train.checkpoint import CheckpointStore, Parts
 from hezar_train.config.files import to_yaml
 from hezar_train.events import CSV_FILE, METRICS_FILE, CSVWriter, JSONLinesWriter, Row, TensorBoardWriter
-from hezar_train.hub import record_environment
+from hezar_train.trainer.environment import record_environment
 
 REPO = "tester/digits"
 LOGS = "2026-01-02_03-04-05_host"

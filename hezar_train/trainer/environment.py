@@ -1,8 +1,7 @@
-"""What a run was started with, for whoever wants to believe or repeat it: command, versions, hardware, data.
+"""What a run is started with, for whoever wants to believe or repeat it: command, versions, hardware, data.
 
-`record_environment` appends one entry to `RUN/environment.json` for each start, `amend_start` adds to it how it went
-on: where the time went, how it ended. No names of users or hosts, no environment variables, no tokens are kept.
-Fetching samples is left to the training: a dataset is described by what it says of itself.
+No names of users or hosts, no environment variables, no tokens are kept. Fetching samples is left to the training: a
+dataset is described by what it says of itself.
 """
 
 from __future__ import annotations
@@ -23,18 +22,17 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hezar_train.checkpoint.tensors import raw_bytes
-from hezar_train.config.files import to_json, write_atomically
-from hezar_train.hub.redaction import redact
-from hezar_train.hub.run_paths import ENVIRONMENT_FILE, read_json
+from hezar_train.events import add_start, read_starts
+from hezar_train.hub import redact
 
-__all__ = ["amend_start", "describe_data", "record_environment", "threads_before"]
+__all__ = ["describe_data", "record_environment", "threads_before"]
 
 MOST_HASHED_BYTES = 1 << 30  # a second or so
 PACKAGES = ("hezar-train", "torch", "accelerate", "safetensors", "numpy", "transformers", "datasets", "hezar")
 
 
 def record_environment(
-    run_folder: str | os.PathLike[str],
+    run_folder: Path,
     *,
     device: str,
     num_processes: int,
@@ -47,7 +45,6 @@ def record_environment(
     step: int = 0,
 ) -> Path:
     """Append what this start of a run is made of, and the step it goes on from, to its folder; return the file."""
-    path = Path(run_folder) / ENVIRONMENT_FILE
     start = {
         "time": time.time(),
         "step": step,
@@ -60,28 +57,15 @@ def record_environment(
             "evaluation": {name: describe_data(data) for name, data in (eval_data or {}).items()},
         },
     }
-    return write_atomically(path, to_json({"starts": [*_starts_in(path), start]}))
+    return add_start(run_folder, start)
 
 
-def amend_start(run_folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
-    """Add facts to the entry of the newest start; without one there is nothing to add to."""
-    path = Path(run_folder) / ENVIRONMENT_FILE
-    *others, newest = _starts_in(path) or [None]
-    if isinstance(newest, dict):
-        write_atomically(path, to_json({"starts": [*others, {**newest, **facts}]}))
-
-
-def threads_before(run_folder: str | os.PathLike[str]) -> int | None:
+def threads_before(run_folder: Path) -> int | None:
     """Return the number of threads that the newest start of a run computed with, if it is known."""
-    starts = _starts_in(Path(run_folder) / ENVIRONMENT_FILE)
-    hardware = starts[-1].get("hardware") if starts and isinstance(starts[-1], dict) else None
+    starts = read_starts(run_folder)
+    hardware = starts[-1].get("hardware") if starts else None
     threads = hardware.get("threads") if isinstance(hardware, dict) else None
     return threads if isinstance(threads, int) else None
-
-
-def _starts_in(path: Path) -> list[Any]:
-    starts = read_json(path).get("starts")
-    return starts if isinstance(starts, list) else []
 
 
 def command_line(arguments: list[str]) -> str:
