@@ -18,7 +18,7 @@ from hezar_train.errors import MissingDependencyError
 from hezar_train.events.append_file import AppendFile
 from hezar_train.events.media import Histogram, Image
 from hezar_train.events.storage import Row
-from hezar_train.events.writers import EventWriter
+from hezar_train.events.writers import EventWriter, FileWriter
 
 __all__ = ["SummaryWriterAdapter", "TensorBoardWriter", "TensorboardXWriter"]
 
@@ -26,7 +26,7 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
 
 
-class TensorBoardWriter(EventWriter):
+class TensorBoardWriter(FileWriter):
     """Write one TensorBoard event per row, with every value of the row in it, into a new event file of `folder`.
 
     After a resume at step s: pass `purge_step=s` and write the kept rows of step s again. TensorBoard's readers then
@@ -44,18 +44,13 @@ class TensorBoardWriter(EventWriter):
         except ImportError as error:
             raise MissingDependencyError("tensorboard", "all", "writing TensorBoard events") from error
         self._event, self._summary, self._counts = Event, Summary, HistogramProto
-        self._file = AppendFile(_new_event_path(Path(folder)))
+        super().__init__(_new_event_path(Path(folder)))
         self._records: Any = RecordWriter(_AppendStream(self._file))
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if purge_step is not None:
             start = SessionLog(status=SessionLog.START)
             self._add(Event(wall_time=time.time(), step=purge_step, session_log=start))
         self._file.flush()
-
-    @property
-    def path(self) -> Path:
-        """Where the events go."""
-        return self._file.path
 
     def write(self, rows: Sequence[Row]) -> None:
         value = self._summary.Value
@@ -78,15 +73,6 @@ class TensorBoardWriter(EventWriter):
                 bucket_limit=one.bucket_limits, bucket=one.bucket_counts,
             )  # fmt: skip
             self._add_value(one, histo=counts)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
 
     def _add_value(self, put: Image | Histogram, **value: Any) -> None:
         summary = self._summary(value=[self._summary.Value(tag=put.name, **value)])

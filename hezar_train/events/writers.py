@@ -32,6 +32,7 @@ __all__ = [
     "CSVLogger",
     "CSVWriter",
     "EventWriter",
+    "FileWriter",
     "JSONLinesWriter",
     "JSONWriter",
     "TrackerWriter",
@@ -75,11 +76,8 @@ class EventWriter:
         return
 
 
-class JSONLinesWriter(EventWriter):
-    """Append one JSON object per row; numbers are written so that they read back exactly.
-
-    A number that is not finite is written as NaN or Infinity, as Python's `json` writes and reads it.
-    """
+class FileWriter(EventWriter):
+    """A writer of one file that grows at its end; a subclass overrides `write`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = AppendFile(path)
@@ -88,6 +86,22 @@ class JSONLinesWriter(EventWriter):
     def path(self) -> Path:
         """Where the rows go."""
         return self._file.path
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class JSONLinesWriter(FileWriter):
+    """Append one JSON object per row; numbers are written so that they read back exactly.
+
+    A number that is not finite is written as NaN or Infinity, as Python's `json` writes and reads it.
+    """
 
     @property
     def size(self) -> int:
@@ -104,21 +118,12 @@ class JSONLinesWriter(EventWriter):
             record = {"step": row.step, "epoch": row.epoch, "time": row.time, **row.values}
             self._file.append(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
-    def flush(self) -> None:
-        self._file.flush()
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
-
 
 JSONWriter = JSONLinesWriter
 """LiBai's name for it."""
 
 
-class CSVWriter(EventWriter):
+class CSVWriter(FileWriter):
     """Append one line per row; columns are step, epoch and every name logged so far, in order of appearance.
 
     A name that appears later makes the file anew, in a temporary sibling that then takes its place: the file is whole
@@ -126,14 +131,9 @@ class CSVWriter(EventWriter):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = AppendFile(path)
-        self._columns = _read_header(self._file.path)
+        super().__init__(path)
+        self._columns = _read_header(self.path)
         self._waiting: list[Mapping[str, Any]] = []
-
-    @property
-    def path(self) -> Path:
-        """Where the rows go."""
-        return self._file.path
 
     def write(self, rows: Sequence[Row]) -> None:
         self.write_records([_csv_record(row) for row in rows])
@@ -157,12 +157,9 @@ class CSVWriter(EventWriter):
         self._replace(columns, _csv_header(columns) + _csv_lines(columns, records))
         self._waiting.clear()
 
-    def sync(self) -> None:
-        self._file.sync()
-
     def close(self) -> None:
         self.flush()
-        self._file.close()
+        super().close()
 
     def _widen(self, columns: list[str]) -> bool:
         """Give the file more columns; return False while the disk is too full for that."""
