@@ -108,7 +108,7 @@ class TrainerState:
         return self.loss_tracker_sum / self.loss_tracker_count if self.loss_tracker_count else 0.0
 
     def update(self, items: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Set several fields; names that are none are ignored."""
+        """Set several fields; names that are no fields are ignored."""
         names = {each.name for each in dataclasses.fields(self)}
         for name, value in {**(items or {}), **more}.items():
             if name in names:

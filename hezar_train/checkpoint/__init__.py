@@ -77,7 +77,8 @@ if TYPE_CHECKING:
     )
     from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
     from hezar_train.checkpoint.rounds import load_round, round_tensors, save_round, write_round
-    from hezar_train.checkpoint.sharded import export_model, gather_shards, gather_whole, load_shards, share_of
+    from hezar_train.checkpoint.sharded import export_model, gather_shards, gather_whole, load_shards
+    from hezar_train.checkpoint.sharded_modules import share_of
     from hezar_train.checkpoint.shards import local_part, whole
     from hezar_train.checkpoint.shared_store import SavingGroup, SharedStore
     from hezar_train.checkpoint.snapshot import SnapshotBuffers
@@ -127,54 +128,33 @@ __all__ = [
     "write_round",
 ]
 
-_MODULE_OF_NAME = {
-    "CONFIG_FILE": "hezar_train.checkpoint.manifest",
-    "Checkpoint": "hezar_train.checkpoint.contents",
-    "CheckpointStore": "hezar_train.checkpoint.store",
-    "CheckpointWriter": "hezar_train.checkpoint.writer",
-    "Checkpointer": "hezar_train.checkpoint.checkpointer",
-    "JSON": "hezar_train.checkpoint.trees",
-    "MANIFEST_FILE": "hezar_train.checkpoint.manifest",
-    "MODEL_FILE": "hezar_train.checkpoint.manifest",
-    "OPTIMIZER_FILE": "hezar_train.checkpoint.manifest",
-    "Parts": "hezar_train.checkpoint.contents",
-    "Rejected": "hezar_train.checkpoint.store",
-    "RunLock": "hezar_train.checkpoint.lock",
-    "STATE_FILE": "hezar_train.checkpoint.manifest",
-    "SavingGroup": "hezar_train.checkpoint.shared_store",
-    "SharedStore": "hezar_train.checkpoint.shared_store",
-    "SnapshotBuffers": "hezar_train.checkpoint.snapshot",
-    "WeightReport": "hezar_train.checkpoint.weights",
-    "export_model": "hezar_train.checkpoint.sharded",
-    "gather_shards": "hezar_train.checkpoint.sharded",
-    "gather_whole": "hezar_train.checkpoint.sharded",
-    "initial_weights": "hezar_train.checkpoint.weights",
-    "load_module_state": "hezar_train.checkpoint.modules",
-    "load_round": "hezar_train.checkpoint.rounds",
-    "load_shards": "hezar_train.checkpoint.sharded",
-    "local_part": "hezar_train.checkpoint.shards",
-    "module_state": "hezar_train.checkpoint.modules",
-    "pack": "hezar_train.checkpoint.trees",
-    "read_tensors": "hezar_train.checkpoint.tensors",
-    "round_tensors": "hezar_train.checkpoint.rounds",
-    "save_round": "hezar_train.checkpoint.rounds",
-    "share_of": "hezar_train.checkpoint.sharded",
-    "to_delete": "hezar_train.checkpoint.store",
-    "unpack": "hezar_train.checkpoint.trees",
-    "unwrap": "hezar_train.checkpoint.modules",
-    "verify": "hezar_train.checkpoint.manifest",
-    "whole": "hezar_train.checkpoint.shards",
-    "write_round": "hezar_train.checkpoint.rounds",
+_NAMES_OF_MODULE = {
+    "checkpointer": ("Checkpointer",),
+    "contents": ("Checkpoint", "Parts"),
+    "lock": ("RunLock",),
+    "manifest": ("CONFIG_FILE", "MANIFEST_FILE", "MODEL_FILE", "OPTIMIZER_FILE", "STATE_FILE", "verify"),
+    "modules": ("load_module_state", "module_state", "unwrap"),
+    "rounds": ("load_round", "round_tensors", "save_round", "write_round"),
+    "sharded": ("export_model", "gather_shards", "gather_whole", "load_shards"),
+    "sharded_modules": ("share_of",),
+    "shards": ("local_part", "whole"),
+    "shared_store": ("SavingGroup", "SharedStore"),
+    "snapshot": ("SnapshotBuffers",),
+    "store": ("CheckpointStore", "Rejected", "to_delete"),
+    "tensors": ("read_tensors",),
+    "trees": ("JSON", "pack", "unpack"),
+    "weights": ("WeightReport", "initial_weights"),
+    "writer": ("CheckpointWriter",),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: what only looks at manifests needs no torch."""
-    if name not in _MODULE_OF_NAME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
-    globals()[name] = value
-    return value
+    for module, names in _NAMES_OF_MODULE.items():
+        if name in names:
+            globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from hezar_train.checkpoint.contents import Checkpoint, Parts
 from hezar_train.checkpoint.disk import make_folder_durably, remove_folder, rename_durably
 from hezar_train.checkpoint.draft import Draft
 from hezar_train.checkpoint.manifest import MANIFEST_FILE, verify
-from hezar_train.checkpoint.store import CheckpointStore
+from hezar_train.checkpoint.store import TEMPORARY_PREFIX, CheckpointStore
 from hezar_train.errors import CheckpointError
 
 __all__ = ["open_checkpoint", "put_back", "write_checkpoint"]
@@ -26,7 +26,7 @@ def write_checkpoint(path: Path, parts: Parts, step: int) -> Path:
     if path.exists() and not (path / MANIFEST_FILE).exists():
         raise CheckpointError(f"{path} is there and is not a checkpoint: give a path that does not exist yet")
     make_folder_durably(path.parent)
-    draft = Draft(path.with_name(f".tmp-{path.name}-{os.getpid()}"))
+    draft = Draft(path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}"))
     remove_folder(draft.folder)  # of a killed process that had our number
     draft.folder.mkdir()
     try:

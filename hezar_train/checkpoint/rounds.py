@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from hezar_train.checkpoint.disk import replace_file
 from hezar_train.checkpoint.modules import module_state
-from hezar_train.checkpoint.sharded import as_whole, load_whole
+from hezar_train.checkpoint.sharded import load_whole
+from hezar_train.checkpoint.sharded_modules import as_whole
 from hezar_train.checkpoint.tensors import read_tensors, tensor_file
 from hezar_train.errors import CheckpointError
 

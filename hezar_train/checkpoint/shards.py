@@ -22,7 +22,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from hezar_train.checkpoint.draft import Draft
 from hezar_train.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE, read_manifest
 from hezar_train.checkpoint.tensors import read_tensors, tensor_file
 from hezar_train.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["FILES", "Box", "Place", "ShardIndex", "local_part", "place_of", "stored_names", "whole", "write_shards"]
 
@@ -65,6 +68,10 @@ class Box:
         starts = [mine - theirs for mine, theirs in zip(self.offsets, origin.offsets, strict=True)]
         return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
 
+    def cut(self, values: Tensor) -> Tensor:
+        """Return this box of a whole tensor, in the same memory."""
+        return values[self.slices(Box.whole(tuple(values.shape)))]
+
     def _ends(self) -> Iterator[int]:
         return (offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
 
@@ -82,10 +89,10 @@ class Place:
 
 def place_of(tensor: Tensor) -> Place | None:
     """Return the place of a sharded tensor's local part; None for a plain tensor, which is whole."""
-    if not _is_sharded(tensor):
+    if (sharded := _sharded(tensor)) is None:
         return None
-    sharded: Any = tensor
-    (chunk,) = sharded.__create_chunk_list__()  # what torch.distributed.checkpoint asks, for any mesh and placement
+    # What torch.distributed.checkpoint asks, for any mesh and placement.
+    (chunk,) = sharded.__create_chunk_list__()  # type: ignore[no-untyped-call]
     numbers = zip(sharded.device_mesh.get_coordinate() or (), sharded.placements, strict=True)
     is_first = all(number == 0 for number, placement in numbers if not placement.is_shard())
     box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
@@ -94,20 +101,14 @@ def place_of(tensor: Tensor) -> Place | None:
 
 def local_part(tensor: Tensor) -> Tensor:
     """Return the values that this process holds, in the same memory."""
-    if not _is_sharded(tensor):
-        return tensor
-    sharded: Any = tensor.detach()
-    local: Tensor = sharded.to_local()
-    return local
+    sharded = _sharded(tensor)
+    return tensor if sharded is None else sharded.to_local()
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all values of a tensor of which this process may hold a part; all processes call this together."""
-    if not _is_sharded(tensor):
-        return tensor
-    sharded: Any = tensor.detach()
-    found: Tensor = sharded.full_tensor()
-    return found
+    sharded = _sharded(tensor)
+    return tensor if sharded is None else sharded.full_tensor()
 
 
 def write_shards(draft: Draft, number: str, shards: Mapping[str, dict[str, tuple[Tensor, Place]]]) -> None:
@@ -190,7 +191,9 @@ def _entry(data: Tensor, place: Place) -> dict[str, Any]:
     return {"dtype": str(data.dtype).removeprefix("torch."), "shape": place.shape, **asdict(place.box)}
 
 
-def _is_sharded(tensor: Tensor) -> bool:
+def _sharded(tensor: Tensor) -> DTensor | None:
+    """Return a sharded tensor without its history; None for a plain one."""
     # Looked up, not imported: the import takes seconds, and where nobody has done it there is no such tensor.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    is_sharded = module is not None and isinstance(tensor, module.DTensor)
+    return cast("DTensor", tensor.detach()) if is_sharded else None

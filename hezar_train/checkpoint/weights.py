@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hezar_train.checkpoint.contents import Checkpoint
 from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE
 from hezar_train.checkpoint.modules import module_names, stored_state, tied_names, unwrap
-from hezar_train.checkpoint.sharded import share_of
+from hezar_train.checkpoint.sharded_modules import share_of
 from hezar_train.checkpoint.shards import local_part
 from hezar_train.checkpoint.store import CheckpointStore
 from hezar_train.checkpoint.tensors import read_tensors

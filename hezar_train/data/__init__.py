@@ -7,7 +7,6 @@ from hezar_train.data.collators import (
     SpeechRecognitionDataCollator,
     TextGenerationDataCollator,
     TextPaddingDataCollator,
-    default_collator,
 )
 from hezar_train.data.cuts import cut_window, rank_ranges
 from hezar_train.data.permutation import Permutation
@@ -15,6 +14,7 @@ from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.seeds import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
 from hezar_train.data.sources import collator_for, is_stream, open_source
 from hezar_train.data.splits import SPLITS, is_splits, parse_splits
+from hezar_train.data.stacking import default_collator
 from hezar_train.data.windows import Order, Source, Window, batch_length, without_company
 
 __all__ = [

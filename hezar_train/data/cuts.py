@@ -37,7 +37,7 @@ def rank_ranges(first: int, count: int, num_steps: int, rank: int, num_processes
     if not 0 <= rank < num_processes:
         raise ConfigError(f"rank={rank} is none of num_processes={num_processes}: expected 0 to {num_processes - 1}.")
     ranges, start = [], first
-    for of_ranks in sizes:
-        ranges.append((start + sum(of_ranks[:rank]), of_ranks[rank]))
-        start += sum(of_ranks)
+    for step_sizes in sizes:
+        ranges.append((start + sum(step_sizes[:rank]), step_sizes[rank]))
+        start += sum(step_sizes)
     return ranges

@@ -2,8 +2,8 @@
 
 A sample's randomness is a function of (seed, epoch, index): python, numpy and torch are seeded before each
 `__getitem__`, so neither workers nor prefetch nor a resume can shift it. Pure data (tensors, lists, a
-`datasets.Dataset` without transform) draws nothing and is fetched without seeding, a batch at a time where the
-dataset offers it.
+`datasets.Dataset` without transform) draws nothing and is fetched without a seed for each sample, a batch at a time
+where the dataset offers it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from hezar_train.data.collators import default_collator
 from hezar_train.data.seeds import sample_seed, seed_python_numpy_torch
+from hezar_train.data.stacking import default_collator
 
 __all__ = [
     "Collator",
@@ -50,10 +50,10 @@ class MapDataset(Protocol):
 def batch_fetcher(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
     """Choose, once, the cheapest way to fetch a batch that keeps the promise about randomness."""
     if not is_pure(dataset):
-        return _seeded(dataset, collate, seed)
+        return _seeded_each_sample(dataset, collate, seed)
     if type(dataset) is TensorDataset and collate is default_collator and _is_on_cpu(dataset.tensors):
         return _rows_of(dataset.tensors)
-    return _unseeded(dataset, collate, seed)
+    return _seeded_each_batch(dataset, collate, seed)
 
 
 def is_pure(dataset: Any) -> bool:
@@ -86,7 +86,7 @@ def fetched(
         yield batch, notes.popleft()
 
 
-def _seeded(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+def _seeded_each_sample(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
     def fetch(epoch: int, indices: Indices) -> Any:
         samples = []
         for index in indices:
@@ -97,16 +97,16 @@ def _seeded(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
     return fetch
 
 
-def _unseeded(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
-    """Fetch samples that draw nothing; a user's collator may draw (masks), so it is seeded, once a batch."""
-    many = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
-    draws = collate is not default_collator
+def _seeded_each_batch(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    """Fetch samples that draw nothing; a user's collator may draw (masks), and then is seeded once a batch."""
+    get_many = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
+    may_draw = collate is not default_collator
 
     def fetch(epoch: int, indices: Indices) -> Any:
-        whole = [int(index) for index in indices]
-        samples = many(whole)
-        if draws:
-            seed_python_numpy_torch(sample_seed(seed, epoch, whole[0] if whole else 0))
+        numbers = [int(index) for index in indices]
+        samples = get_many(numbers)
+        if may_draw:
+            seed_python_numpy_torch(sample_seed(seed, epoch, numbers[0] if numbers else 0))
         return collate(samples)
 
     return fetch

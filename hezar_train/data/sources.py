@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
-from hezar_train.data.collators import default_collator
 from hezar_train.data.fetch import Collator, as_it_is
+from hezar_train.data.map_source import MapSource
+from hezar_train.data.sampler_source import SamplerSource
 from hezar_train.data.split_streams import SplitStreamSource, divides
-from hezar_train.data.windows import MapSource, Order, SamplerSource, Source, StreamSource
+from hezar_train.data.stacking import default_collator
+from hezar_train.data.stream_source import StreamSource
+from hezar_train.data.windows import Order, Source
 from hezar_train.errors import DataError
 
 __all__ = ["collator_for", "is_stream", "open_source"]
@@ -83,15 +93,19 @@ def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order
     collate = collate or _own_collate(loader)
     if is_stream(loader.dataset):
         return StreamSource(loader.dataset, own, collate, drop_last=loader.drop_last)
-    if loader.batch_size is None or type(loader.sampler) not in {SequentialSampler, RandomSampler}:
+    if not _has_plain_order(loader):
         return SamplerSource(loader, collate, own)
-    if isinstance(loader.sampler, RandomSampler):
-        if loader.sampler.replacement or loader.sampler._num_samples is not None:
-            return SamplerSource(loader, collate, own)
-        own = replace(own, shuffle=order.shuffle)
-    else:
-        own = replace(own, shuffle=False)
+    own = replace(own, shuffle=order.shuffle and isinstance(loader.sampler, RandomSampler))
     return MapSource(loader.dataset, collate, own, drop_last=loader.drop_last)  # type: ignore[arg-type]
+
+
+def _has_plain_order(loader: DataLoader[Any]) -> bool:
+    """Tell whether a loader meets every sample once, in order or shuffled, as our own sampler does."""
+    if loader.batch_size is None:
+        return False
+    if type(loader.sampler) is RandomSampler:
+        return not loader.sampler.replacement and loader.sampler._num_samples is None
+    return type(loader.sampler) is SequentialSampler
 
 
 def _from_ready_batches(loader: DataLoader[Any], order: Order) -> Source:
@@ -104,7 +118,5 @@ def _from_ready_batches(loader: DataLoader[Any], order: Order) -> Source:
 
 
 def _own_collate(loader: DataLoader[Any]) -> Collator:
-    from torch.utils.data import default_collate
-
     given: Collator = loader.collate_fn
     return collator_for(loader.dataset, None) if given is default_collate else given

@@ -11,18 +11,19 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+from hezar_train.data.cursor_source import seeded_each
 from hezar_train.data.fetch import Collator
 from hezar_train.data.seeds import sample_seed, seed_python_numpy_torch
-from hezar_train.data.windows import Order, StreamSource, Window
+from hezar_train.data.stream_source import stream_resume_problem
+from hezar_train.data.windows import NUM_COMPANY_ITEMS, Order, Window
 from hezar_train.errors import DataError
 from hezar_train.plan import UNLIMITED, Plan
 from hezar_train.runtime import Processes
 
 __all__ = ["SplitStreamSource", "divides"]
-
-COMPANY = 2  # samples, because batch normalisation refuses one
 
 
 def divides(stream: Any, num_processes: int) -> bool:
@@ -48,19 +49,23 @@ class SplitStreamSource:
 
     @property
     def resume_problem(self) -> str | None:
-        return StreamSource(self._stream, self._order, self._collate).resume_problem
+        return stream_resume_problem(self._stream)
 
     def windows(
         self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
     ) -> Iterator[Window]:
         del samples_left  # of a global batch, which this source is not for
         samples = self._samples(epoch, position)
+
+        def read(count: int) -> tuple[list[Any], Any]:
+            return list(itertools.islice(samples, count)), self._state()
+
         quota = min(plan.accumulation, steps_left) * plan.batch_size
-        held, after = list(itertools.islice(samples, quota)), self._state()
+        held, after = read(quota)
         while True:
             steps_left -= plan.accumulation
             coming = min(plan.accumulation, max(steps_left, 1)) * plan.batch_size  # one is read to see if there are any
-            ahead, after_ahead = list(itertools.islice(samples, coming)), self._state()
+            ahead, after_ahead = read(coming)
             counts, more, places = zip(*self._processes.gather((len(held), len(ahead), after)), strict=True)
             if not any(counts) or (plan.drop_last and min(counts) < quota):
                 return
@@ -84,13 +89,7 @@ class SplitStreamSource:
         self._part.set_epoch(epoch)
         if position:
             self._go_to(cursor)
-        reader = iter(self._part)
-        while True:
-            seed_python_numpy_torch(self._seed_of(epoch, self._place))
-            try:
-                sample = next(reader)
-            except StopIteration:
-                return
+        for sample, _ in seeded_each(self._part, partial(self._seed_of, epoch), self._place, lambda _: 1):
             self._place += 1
             yield sample
 
@@ -126,14 +125,14 @@ class SplitStreamSource:
         for start in range(0, max(counts), self.batch_size):
             own = samples[start : start + self.batch_size]
             seed_python_numpy_torch(self._seed_of(epoch, first + start))
-            window.batches.append(self._collate(own or samples[-COMPANY:] or self._company()))
+            window.batches.append(self._collate(own or samples[-NUM_COMPANY_ITEMS:] or self._company()))
             window.sizes.append(len(own))
             window.firsts.append(first + start)
         return window
 
     def _company(self) -> list[Any]:
         """Return samples to keep other processes company with, when this one's files have ended."""
-        found = list(itertools.islice(iter(self._own_part()), COMPANY))
+        found = list(itertools.islice(iter(self._own_part()), NUM_COMPANY_ITEMS))
         if not found:
             raise DataError(f"the files of process {self._processes.rank} hold no sample: give each process some")
         return found

@@ -42,7 +42,9 @@ class ArrayDataset(Dataset[Any]):
 
 def is_splits(data: Any) -> bool:
     """Tell whether data is a dict of splits, and not one set."""
-    return isinstance(data, Mapping) and any(_SPELLINGS.get(name, name) in SPLITS for name in data if _is_text(name))
+    if not isinstance(data, Mapping):
+        return False
+    return any(_SPELLINGS.get(name, name) in SPLITS for name in data if isinstance(name, str))
 
 
 def parse_splits(data: Any) -> dict[str, Any]:
@@ -52,12 +54,13 @@ def parse_splits(data: Any) -> dict[str, Any]:
     given = {_SPELLINGS.get(name, name): value for name, value in data.items()}
     parsed: dict[str, Any] = {}
     for split in SPLITS:
-        dataset, loader, count = _settled(split, given.get(split))
-        parsed |= {f"{split}_data": dataset, f"{split}_loader": loader, f"num_{split}_data": count}
+        dataset, loader, num_samples = _told_apart(split, given.get(split))
+        parsed |= {f"{split}_data": dataset, f"{split}_loader": loader, f"num_{split}_data": num_samples}
     return parsed
 
 
-def _settled(split: str, value: Any) -> tuple[Any, DataLoader[Any] | None, int | None]:
+def _told_apart(split: str, value: Any) -> tuple[Any, DataLoader[Any] | None, int | None]:
+    """Return the dataset or the loader that a split is, and its samples where they are known."""
     if value is None:
         return None, None, 0
     if isinstance(value, DataLoader):
@@ -81,7 +84,3 @@ def _length(data: Any) -> int | None:
 def _as_tensor(values: Any) -> torch.Tensor:
     tensor = torch.as_tensor(values)
     return tensor if not tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
-
-
-def _is_text(name: Any) -> bool:
-    return isinstance(name, str)

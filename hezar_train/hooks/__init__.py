@@ -1,6 +1,7 @@
 """The shipped hooks: what is due, signals, progress, stopping; and those that watch at a period."""
 
 from hezar_train.hooks.due import Actions, Due
+from hezar_train.hooks.facts import print_facts
 from hezar_train.hooks.periodic import (
     CallbackHook,
     Checkpointed,
@@ -9,9 +10,9 @@ from hezar_train.hooks.periodic import (
     IterationTimer,
     LRScheduler,
     PeriodicCheckpointer,
-    PeriodicWriter,
 )
-from hezar_train.hooks.progress import Progress, print_facts
+from hezar_train.hooks.periodic_writer import PeriodicWriter
+from hezar_train.hooks.progress import Progress
 from hezar_train.hooks.signals import StopFlag
 from hezar_train.hooks.stopping import EarlyStopper, Stopping
 

@@ -9,33 +9,23 @@ hidden) and keeps it behind the bar, where a `print` runs into it.
 
 from __future__ import annotations
 
-import io
-import math
-import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, SupportsFloat, TextIO
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
+from hezar_train.hooks.pace import Pace
+from hezar_train.hooks.terminal import Painter, can_draw_on, send
 
+if TYPE_CHECKING:
     from hezar_train.events import Row
 
-__all__ = ["Progress", "info_table", "mean_distance", "print_facts"]
+__all__ = ["Progress"]
 
 REFRESH_SECONDS = 0.25
 
-_RATE_WINDOW = 40  # refreshes that the shown rate looks back on: ten seconds
-_MAX_BAR_WIDTH = 40
-_MIN_BAR_WIDTH = 5
-_DEFAULT_COLUMNS = 80
-_NEVER = float("inf")
 _ERASE_BELOW = "\x1b[J"
 _SHOWN_ELSEWHERE = frozenset(
     {"train.loss", "train.recent_loss", "train.learning_rate", "train.lr", "train.samples_per_second"}
@@ -47,10 +37,6 @@ class Progress:
 
     `advance` after each step only notes numbers; the drawing happens when a refresh is due. What is called `loss` is
     the mean since the last row.
-
-    Evaluations and what is done `aside` do not count into samples/s. What is done aside counts into the time left by
-    its own mean, as often as it is still to come; all else counts by the step, from the end of the first one on, for
-    what a start or a resume takes does not come again.
     """
 
     def __init__(
@@ -75,15 +61,10 @@ class Progress:
         self.learning_rate: float | None = None
         self.shown: Callable[[str, float], str] = _four_digits
         self._stream = sys.stdout if stream is None else stream
-        self.is_terminal = _is_terminal(self._stream) if is_terminal is None else is_terminal
-        self._painter = _Painter(self._stream) if self.is_terminal and enabled else None
-        self._clock = _Clock()  # of samples/s
-        self._step_clock = _Clock()  # of all that is not done aside
-        self._marks: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self.is_terminal = can_draw_on(self._stream) if is_terminal is None else is_terminal
+        self._painter = Painter(self._stream) if self.is_terminal and enabled else None
+        self._pace = Pace(steps_between)
         self._logged_pace: tuple[int, float | None] = (-1, None)  # the step of the last row, and its samples/s
-        self._first_mark: tuple[float, int] | None = None  # where the first step ended: seconds, step
-        self._steps_between = {} if steps_between is None else steps_between
-        self._aside: dict[str, tuple[float, int]] = {}  # seconds and number of what was done
         self._evaluation: tuple[int, int | None] | None = None
         self._is_drawn = False
         self._due = 0.0
@@ -98,7 +79,7 @@ class Progress:
         self.loss = loss
         self.learning_rate = learning_rate
         if perf_counter() >= self._due:
-            self._mark()
+            self._pace.mark(step, self.samples)
             self.refresh()
 
     def line(self, row: Row) -> None:
@@ -136,24 +117,14 @@ class Progress:
         back = f"\x1b[{len(lines)}A\r" if lines else ""
         self._write(_ERASE_BELOW + "".join("\n" + line for line in lines) + back)
 
-    @contextmanager
-    def aside(self, what: str) -> Iterator[None]:
+    def aside(self, what: str) -> AbstractContextManager[None]:
         """Leave the body's time out of samples/s, and know from it how long `what` takes; bodies may nest."""
-        begun = perf_counter()
-        self._clock.pause()
-        self._step_clock.pause()
-        try:
-            yield
-        finally:
-            self._clock.resume()
-            self._step_clock.resume()
-            seconds, number = self._aside.get(what, (0.0, 0))
-            self._aside[what] = (seconds + perf_counter() - begun, number + 1)
+        return self._pace.aside(what)
 
     def start_evaluation(self, total_batches: int | None) -> None:
         """Show a second bar for an evaluation of so many batches."""
         if self._evaluation is None:
-            self._clock.pause()
+            self._pace.pause_samples()
         self._evaluation = (0, total_batches)
         self.refresh()
 
@@ -167,7 +138,7 @@ class Progress:
         """Take the second bar away."""
         if self._evaluation is not None:
             self._evaluation = None
-            self._clock.resume()
+            self._pace.resume_samples()
             self.refresh()
 
     def close(self) -> None:
@@ -179,28 +150,11 @@ class Progress:
 
     def samples_per_second(self) -> float | None:
         """Return the pace of the last seconds, without evaluations and what is done aside."""
-        now = (self._clock.active_seconds(), self.samples)
-        of_last_seconds = _rate(self._marks[0], now) if self._marks else None
-        return _rate((0.0, 0), now) if of_last_seconds is None else of_last_seconds
+        return self._pace.samples_per_second(self.samples)
 
     def seconds_left(self) -> float | None:
         """Return how long the rest takes if it goes on as so far; None until a second step can tell."""
-        if self.total_steps is None or self._first_mark is None or self.step <= self._first_mark[1]:
-            return None
-        seconds, step = self._first_mark
-        num_left = max(0, self.total_steps - self.step)
-        in_steps = (self._step_clock.active_seconds() - seconds) / (self.step - step) * num_left
-        return in_steps + sum(self._seconds_aside(what, num_left) for what in self._aside)
-
-    def _seconds_aside(self, what: str, num_steps: int) -> float:
-        """Return how long what is done aside takes in so many steps, the last of which ends with it."""
-        seconds, number = self._aside[what]
-        return math.ceil(num_steps / self._steps_between.get(what, _NEVER)) * seconds / number
-
-    def _mark(self) -> None:
-        self._marks.append((self._clock.active_seconds(), self.samples))
-        if self._first_mark is None:
-            self._first_mark = (self._step_clock.active_seconds(), self.step)
+        return self._pace.seconds_left(self.step, self.total_steps)
 
     def _place(self, row: Row) -> list[str]:
         moment = datetime.fromtimestamp(row.time).strftime("%Y-%m-%d %H:%M:%S")
@@ -217,10 +171,10 @@ class Progress:
             for name, value in row.values.items()
             if name not in _SHOWN_ELSEWHERE and not name.startswith("evaluation.")
         }
-        pace = _pace(row.values.get("train.samples_per_second"), self.seconds_left())
+        pace = _pace_parts(row.values.get("train.samples_per_second"), self.seconds_left())
         return [*_measures(measured), *_parts(others, _four_digits), *pace]
 
-    def _frame(self, painter: _Painter) -> list[str]:
+    def _frame(self, painter: Painter) -> list[str]:
         lines = []
         if self.epoch:
             lines.append(self._training_bar(painter))
@@ -229,161 +183,21 @@ class Progress:
             lines.append(painter.bar("evaluation", done, total, [f"{_of(done, total)} batches"]))
         return lines
 
-    def _training_bar(self, painter: _Painter) -> str:
+    def _training_bar(self, painter: Painter) -> str:
         loss = None if self.loss is None else float(self.loss)
         step, logged_pace = self._logged_pace
-        pace = _pace(logged_pace if step == self.step else self.samples_per_second(), self.seconds_left())
+        pace = _pace_parts(logged_pace if step == self.step else self.samples_per_second(), self.seconds_left())
         measured = {"loss": loss, "lr": self.learning_rate}
         parts = [_of(self.step, self.total_steps), *_measures(measured), *pace]
         return painter.bar(f"epoch {_of(self.epoch, self.total_epochs)}", self.step, self.total_steps, parts)
 
     def _write(self, text: str) -> None:
         try:
-            _send(self._stream, text)
+            send(self._stream, text)
         except OSError:
             # The terminal was closed or the pipe's reader left: no reason to lose a run, and nobody is looking.
             self.enabled = False
             self._painter = None
-
-
-class _Painter:
-    """Turn rich text into the characters that a terminal wants.
-
-    It paints on paper of its own: given the stream, rich would end the process when the stream breaks, and would take
-    the width of another one.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-
-        self._stream = stream
-        self._paper = io.StringIO()
-        self._console = Console(file=self._paper, force_terminal=True, markup=False, highlight=False)
-        self._mark = "━" if (stream.encoding or "utf-8").lower().startswith("utf") else "-"
-
-    def paint(self, what: RenderableType) -> str:
-        """Return what rich makes of `what`."""
-        self._console.width = self._columns()
-        self._console.print(what, end="")
-        painted = self._paper.getvalue()
-        self._paper.seek(0)
-        self._paper.truncate()
-        return painted
-
-    def bar(self, label: str, done: int, total: int | None, parts: Sequence[str]) -> str:
-        """Return a label, a bar in what room there is, and the parts, on one line."""
-        from rich.text import Text
-
-        after = "  ".join(parts)
-        width = self._columns() - 1  # a character in the last column makes some terminals wrap
-        room = min(_MAX_BAR_WIDTH, width - len(label) - len(after) - 4)
-        line = Text("  ").join(part for part in (Text(label), self._marks(room, done, total), Text(after)) if part)
-        line.truncate(width, overflow="ellipsis")
-        return self.paint(line)
-
-    def folded(self, parts: Sequence[str]) -> str:
-        """Return the parts on as many lines as they take; none is cut."""
-        width, lines = self._columns(), [parts[0]]
-        for part in parts[1:]:
-            if len(lines[-1]) + 2 + len(part) <= width:
-                lines[-1] += f"  {part}"
-            else:
-                lines.append(f"  {part}")
-        return "\n".join(lines)
-
-    def _marks(self, width: int, done: int, total: int | None) -> Text:
-        from rich.text import Text
-
-        if width < _MIN_BAR_WIDTH or not total:
-            return Text()
-        filled = min(width, width * done // total)
-        style = "bar.finished" if done >= total else "bar.complete"
-        return Text.assemble((self._mark * filled, style), (self._mark * (width - filled), "bar.back"))
-
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _DEFAULT_COLUMNS
-        except OSError:
-            return _DEFAULT_COLUMNS
-
-
-class _Clock:
-    """Count seconds since it was made, without pauses, which may nest."""
-
-    def __init__(self) -> None:
-        self._start = perf_counter()
-        self._paused_seconds = 0.0
-        self._pause_start = 0.0
-        self._depth = 0
-
-    def pause(self) -> None:
-        if self._depth == 0:
-            self._pause_start = perf_counter()
-        self._depth += 1
-
-    def resume(self) -> None:
-        if self._depth == 0:
-            return
-        self._depth -= 1
-        if self._depth == 0:
-            self._paused_seconds += perf_counter() - self._pause_start
-
-    def active_seconds(self) -> float:
-        end = self._pause_start if self._depth else perf_counter()
-        return end - self._start - self._paused_seconds
-
-
-def mean_distance(periods: Sequence[int | None]) -> float:
-    """Return how far apart the multiples of any of the periods are on average; what two have in common counts once."""
-    given = {period for period in periods if period}
-    counted = [period for period in given if not any(period % other == 0 for other in given - {period})]
-    return 1 / sum(1 / period for period in counted) if counted else _NEVER
-
-
-def info_table(facts: Mapping[str, str]) -> Table:
-    """Make a two-column table of facts."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.ROUNDED, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(Text(name), Text(str(value)))
-    return table
-
-
-def print_facts(facts: Mapping[str, str], stream: TextIO | None = None) -> None:
-    """Print facts: a table on a terminal, aligned plain lines elsewhere."""
-    stream = sys.stdout if stream is None else stream
-    if _is_terminal(stream):
-        _send(stream, _Painter(stream).paint(info_table(facts)))
-        return
-    width = max((len(name) for name in facts), default=0)
-    _send(stream, "".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
-
-
-def _send(stream: TextIO, text: str) -> None:
-    """Write at once; what the stream's encoding lacks is escaped, for a log line is no reason to lose a run either."""
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    """Tell whether a bar can be drawn; a file stays plain whatever the environment says about colours."""
-    if not stream.isatty():
-        return False
-    from rich.console import Console
-
-    console = Console(file=stream, force_terminal=True)
-    return not console.is_dumb_terminal and not console.legacy_windows
-
-
-def _rate(before: tuple[float, int], now: tuple[float, int]) -> float | None:
-    seconds = now[0] - before[0]
-    return (now[1] - before[1]) / seconds if seconds > 0 and now[1] > before[1] else None
 
 
 def _of(number: int, total: int | None) -> str:
@@ -403,7 +217,7 @@ def _four_digits(_: str, value: float) -> str:
     return f"{value:.4g}"
 
 
-def _pace(samples_per_second: float | None, seconds_left: float | None) -> list[str]:
+def _pace_parts(samples_per_second: float | None, seconds_left: float | None) -> list[str]:
     parts = []
     if samples_per_second is not None:
         digits = f"{samples_per_second:,.0f}" if samples_per_second >= 10 else f"{samples_per_second:.2g}"

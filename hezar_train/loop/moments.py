@@ -10,6 +10,8 @@ __all__ = ["HOOK_TRIGGER", "TRIGGER", "Moment", "moment_named"]
 
 
 class Moment(StrEnum):
+    """A point of the walk; its value is the name of the method that a `Hook` has for it."""
+
     FIT_START = "on_fit_start"
     EPOCH_START = "on_epoch_start"
     BATCH_START = "on_batch_start"

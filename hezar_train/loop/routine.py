@@ -1,8 +1,8 @@
 """The one walk of the loop; train and evaluate differ in mode, data and hooks only.
 
-run                             FIT_START
-  for epoch                     EPOCH_START
-    walk(windows)
+running()                       FIT_START
+  epoch()                       EPOCH_START
+    walk(), or over batches()
       for batch                 BATCH_START
         run_step()              BATCH_FORWARD, BATCH_BACKWARD, UPDATE (by the methods it calls)
                                 BATCH_END

@@ -15,7 +15,7 @@ import torch
 
 from hezar_train.errors import ConfigError, DataError, suggestion
 from hezar_train.metrics.class_counts import spread_weights
-from hezar_train.metrics.metric import Inputs, Metric, in_float64
+from hezar_train.metrics.metric import Inputs, RowMetric, in_float64
 
 __all__ = ["Auroc"]
 
@@ -23,7 +23,7 @@ SCALES = ("logits", "probabilities")
 FARTHEST_LOGIT = 1e30
 
 
-class Auroc(Metric):
+class Auroc(RowMetric):
     """Area under the ROC curve: of two classes, of each class against the rest (their mean), or of each label.
 
     It takes logits (or `scores="probabilities"`): (samples) or (samples, 1 or 2) for two classes, of which 1 is the
@@ -55,7 +55,7 @@ class Auroc(Metric):
     @property
     def max_error(self) -> float:
         """Return how far the exact area may lie from the computed one; NaN if there is none."""
-        return self._row(0)[1] if self._histograms is not None else float("nan")
+        return float("nan") if self._histograms is None else self._area(self._histograms[:, 0])[1]
 
     def reset(self) -> None:
         self._histograms = self._num_unordered = None
@@ -115,23 +115,16 @@ class Auroc(Metric):
             raise DataError(f"auroc got scores of {num_curves} classes or labels, and of another number before")
         return self._histograms
 
-    def compute(self) -> dict[str, float]:
-        return self._results(1)[0]
-
-    def compute_rows(self) -> list[dict[str, float]]:
-        return self._results(None)
-
     def _results(self, num_rows: int | None) -> list[dict[str, float]]:
         if self._histograms is None:
-            return [{"auroc": float("nan")}]
-        return [{"auroc": self._row(row)[0]} for row in range(self._histograms[0, :num_rows].numel())]
+            return [self._undefined()]
+        return [{"auroc": self._area(row)[0]} for row in self._histograms[:, :num_rows].unbind(1)]
 
-    def _row(self, row: int) -> tuple[float, float]:
-        """Return the area and its largest error for one row of weights."""
-        assert self._histograms is not None
-        if self._num_unordered is not None and self._num_unordered:
+    def _area(self, histograms: torch.Tensor) -> tuple[float, float]:
+        """Return the area and its largest error, for the histograms of one row of weights."""
+        if self._num_unordered:
             return float("nan"), float("nan")
-        negative, positive = self._histograms[1:, row].view(-1, 2, self.num_bins).unbind(1)
+        negative, positive = histograms[1:].view(-1, 2, self.num_bins).unbind(1)
         below = negative.cumsum(-1) - negative
         num_pairs = positive.sum(-1) * negative.sum(-1)
         tied = (positive * negative).sum(-1) / num_pairs

@@ -8,14 +8,14 @@ also owns how class ids come in. It refuses to average; that is `classification.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.metrics.metric import DEVICES_WITHOUT_FLOAT64, Metric, Table
+from hezar_train.metrics.metric import DEVICES_WITHOUT_FLOAT64, Metric, RowMetric, Table
 
 __all__ = ["ClassCounts", "ClassMetric", "Counts", "class_ids", "largest_class", "share_counts", "spread_weights"]
 
@@ -77,10 +77,9 @@ class ClassCounts:
 
     def _room_for(self, num_classes: int, device: torch.device, weights: torch.Tensor | None) -> torch.Tensor:
         if self._counts is None:
-            num_rows = 1 if weights is None else len(weights)
-            host = device.type in DEVICES_WITHOUT_FLOAT64
-            shape = (3, 1 + num_classes, num_rows)
-            self._counts = torch.zeros(shape, dtype=torch.float64, device="cpu" if host else device)
+            shape = (3, 1 + num_classes, 1 if weights is None else len(weights))
+            home = "cpu" if device.type in DEVICES_WITHOUT_FLOAT64 else device
+            self._counts = torch.zeros(shape, dtype=torch.float64, device=home)
         self._counts = _grown(self._counts, 1 + num_classes)
         return self._counts
 
@@ -111,7 +110,7 @@ class ClassCounts:
         return self.names[label] if self.names is not None and label < len(self.names) else str(label)
 
 
-class ClassMetric(Metric):
+class ClassMetric(RowMetric):
     """A metric that reads class counts, its own or those of another metric."""
 
     def __init__(self, num_classes: int | None = None, *, multilabel: bool = False) -> None:
@@ -139,22 +138,16 @@ class ClassMetric(Metric):
         if self._counts_itself:
             self.counts.update(predictions, targets, weights)
 
-    def compute(self) -> dict[str, float]:
-        return self._results(1)[0]
-
-    def compute_rows(self) -> list[dict[str, float]]:
-        return self._results(None)
-
     def _results(self, num_rows: int | None) -> list[dict[str, float]]:
         counts = self.counts.read(num_rows)
         if counts is None:
-            return [dict.fromkeys(self.output_keys, float("nan"))]
+            return [self._undefined()]
         columns = {key: column.tolist() for key, column in self.scores(counts).items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def table(self) -> Table | None:
         counts = self.counts.read(1)
-        return None if counts is None or not self._counts_itself else _table_per_class(counts, self.counts)
+        return None if counts is None or not self._counts_itself else _table_per_class(counts, self.counts.name_of)
 
     def state(self) -> dict[str, torch.Tensor]:
         return self.counts.state() if self._counts_itself else {}
@@ -199,10 +192,10 @@ def largest_class(predicted: torch.Tensor, target: torch.Tensor) -> int:
 
 def spread_weights(weights: torch.Tensor | None, target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return the weights of each element of the targets, (elements, rows): those of the sample it belongs to."""
-    num_elements = target[0].numel() if len(target) else 0
     if weights is None:
         return torch.ones(target.numel(), 1, dtype=like.dtype, device=like.device)
-    return weights.to(like).T.repeat_interleave(num_elements, dim=0)
+    num_per_sample = target[0].numel() if len(target) else 0
+    return weights.to(like).T.repeat_interleave(num_per_sample, dim=0)
 
 
 def _grown(counts: torch.Tensor, num_places: int) -> torch.Tensor:
@@ -210,12 +203,12 @@ def _grown(counts: torch.Tensor, num_places: int) -> torch.Tensor:
     return pad(counts, (0, 0, 0, missing)) if missing > 0 else counts
 
 
-def _table_per_class(counts: Counts, names: ClassCounts) -> Table:
+def _table_per_class(counts: Counts, name_of: Callable[[int], str]) -> Table:
     hits, predicted, actual = (row[0] for row in counts)
     scores = torch.stack([hits / predicted, hits / actual, 2 * hits / (predicted + actual)], dim=1)
     return Table(
         name="per_class",
-        rows=[names.name_of(label) for label in range(len(hits))],
+        rows=[name_of(label) for label in range(len(hits))],
         columns=["precision", "recall", "f1", "support"],
         # A class that never occurs scores 0: a report is JSON, which has no NaN.
         values=torch.cat([scores.nan_to_num(0.0), actual[:, None]], dim=1).tolist(),

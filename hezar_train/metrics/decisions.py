@@ -10,7 +10,6 @@ import torch
 
 __all__ = ["MadeOnce", "largest"]
 
-
 BLOCK = 128
 FEWEST_BLOCKS = 8
 

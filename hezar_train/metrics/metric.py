@@ -16,7 +16,17 @@ from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 
-__all__ = ["IGNORED_LABEL", "AdditiveMetric", "Inputs", "Metric", "Table", "in_float64", "shown"]
+__all__ = [
+    "DEVICES_WITHOUT_FLOAT64",
+    "IGNORED_LABEL",
+    "AdditiveMetric",
+    "Inputs",
+    "Metric",
+    "RowMetric",
+    "Table",
+    "in_float64",
+    "shown",
+]
 
 IGNORED_LABEL = -100
 """A target that is no label: padding, or a token that is not to be judged."""
@@ -82,7 +92,7 @@ class Metric(ABC):
     def compute_rows(self) -> list[dict[str, float]]:
         """Return the metric of each row of weights, the first of which is what `compute` returns.
 
-        One row only, whatever the weights were: this metric has no interval.
+        A metric that returns one row only, whatever the weights were, has no interval.
         """
 
     def table(self) -> Table | None:
@@ -97,8 +107,25 @@ class Metric(ABC):
     def merge(self, state: Mapping[str, torch.Tensor]) -> None:
         """Add the counts of another process."""
 
+    def _undefined(self) -> dict[str, float]:
+        return dict.fromkeys(self.output_keys, float("nan"))
 
-class AdditiveMetric(Metric):
+
+class RowMetric(Metric):
+    """A metric that counts for every row of weights, and so has an interval."""
+
+    def compute(self) -> dict[str, float]:
+        return self._results(1)[0]
+
+    def compute_rows(self) -> list[dict[str, float]]:
+        return self._results(None)
+
+    @abstractmethod
+    def _results(self, num_rows: int | None) -> list[dict[str, float]]:
+        """Return the outputs of the first `num_rows` rows of weights (None: all); of one row if nothing was counted."""
+
+
+class AdditiveMetric(RowMetric):
     """A metric whose state is a weighted sum of per-sample statistics, in float64."""
 
     def __init__(self) -> None:
@@ -120,15 +147,9 @@ class AdditiveMetric(Metric):
         added = rows.sum(0, keepdim=True) if weights is None else weights.to(rows) @ rows
         self._sums = added if self._sums is None else self._sums + added
 
-    def compute(self) -> dict[str, float]:
-        return self._results(1)[0]
-
-    def compute_rows(self) -> list[dict[str, float]]:
-        return self._results(None)
-
     def _results(self, num_rows: int | None) -> list[dict[str, float]]:
         if self._sums is None:
-            return [dict.fromkeys(self.output_keys, float("nan"))]
+            return [self._undefined()]
         return [self.result(row) for row in self._sums[:num_rows].tolist()]
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -8,10 +8,8 @@ is built.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
-
-import torch
 
 from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError, choices, suggestion
@@ -24,31 +22,19 @@ from hezar_train.metrics.adapters import (
     is_torchmetric,
 )
 from hezar_train.metrics.auroc import Auroc
-from hezar_train.metrics.classification import (
-    F1,
-    Accuracy,
-    ConfusionMatrix,
-    Matthews,
-    Precision,
-    Recall,
-    TopKAccuracy,
-)
+from hezar_train.metrics.classification import F1, Accuracy, Matthews, Precision, Recall, TopKAccuracy
+from hezar_train.metrics.confusion_matrix import ConfusionMatrix
 from hezar_train.metrics.likelihood import Perplexity, TokenAccuracy
-from hezar_train.metrics.metric import Metric, Table
-from hezar_train.metrics.regression import (
-    R2,
-    MeanAbsoluteError,
-    MeanSquaredError,
-    Pearson,
-    RootMeanSquaredError,
-    Spearman,
-)
+from hezar_train.metrics.metric import Metric
+from hezar_train.metrics.rank_correlation import Spearman
+from hezar_train.metrics.regression import R2, MeanAbsoluteError, MeanSquaredError, Pearson, RootMeanSquaredError
+from hezar_train.metrics.selection import SelectedMetric
 from hezar_train.metrics.spans import EntityScores
 from hezar_train.metrics.text_edit import CharacterErrorRate, WordErrorRate
 from hezar_train.metrics.text_overlap import Bleu, ChrF
 from hezar_train.metrics.text_rouge import Rouge
 
-__all__ = ["SelectedMetric", "build_metric", "known_metrics", "register_metric"]
+__all__ = ["build_metric", "fits_any_task", "known_metrics", "register_metric"]
 
 AnyClass = TypeVar("AnyClass", bound=type[Any])
 
@@ -59,6 +45,7 @@ OWN: tuple[type[Metric], ...] = (
     *(Perplexity, TokenAccuracy),
     *(MeanSquaredError, RootMeanSquaredError, MeanAbsoluteError, R2, Pearson, Spearman),
 )
+OWN_NAMES = frozenset(cls.name for cls in OWN)
 
 _classes: dict[str, type[Any]] = {cls.name: cls for cls in OWN}
 
@@ -66,6 +53,11 @@ _classes: dict[str, type[Any]] = {cls.name: cls for cls in OWN}
 def known_metrics() -> list[str]:
     """List the names of the metrics that can be built by name."""
     return sorted(_classes)
+
+
+def fits_any_task(name: str) -> bool:
+    """Tell whether a name is of a metric that no task owns: one of `evaluate`, or a registered one."""
+    return name.startswith(EVALUATE_PREFIX) or (name in _classes and name not in OWN_NAMES)
 
 
 def register_metric(name: str) -> Callable[[AnyClass], AnyClass]:
@@ -97,65 +89,11 @@ def build_metric(metric: Any, defaults: Mapping[str, Any] | None = None) -> Metr
         metric = MetricConfig(**metric)
     if isinstance(metric, str):
         metric = MetricConfig(name=str(metric))
-    built = _by_config(metric, defaults or {}) if isinstance(metric, MetricConfig) else _adapted(metric)
-    if isinstance(metric, MetricConfig):
-        built.n_decimals = metric.n_decimals
+    if not isinstance(metric, MetricConfig):
+        return _adapted(metric)
+    built = _by_config(metric, defaults or {})
+    built.n_decimals = metric.n_decimals
     return built
-
-
-class SelectedMetric(Metric):
-    """A metric of which a config chose some outputs, or the objective."""
-
-    def __init__(self, metric: Metric, output_keys: Sequence[str] | None, objective: str | None) -> None:
-        self.name = metric.name
-        self.consumes = metric.consumes
-        self._metric = metric
-        self._keys = None if output_keys is None else list(output_keys)
-        self._objective = objective
-        for key in self._keys or ():
-            if metric.output_keys and key not in metric.output_keys:
-                raise ConfigError(
-                    f"metric {self.name!r} has no output {key!r}. It has: {choices(metric.output_keys)}."
-                    f"{suggestion(key, metric.output_keys)}"
-                )
-
-    @property
-    def output_keys(self) -> list[str]:
-        return self._metric.output_keys if self._keys is None else list(self._keys)
-
-    @property
-    def unwrapped(self) -> Metric:
-        return self._metric.unwrapped
-
-    def objective(self, key: str) -> str:
-        return self._objective or self._metric.objective(key)
-
-    def expect_classes(self, num_classes: int, names: Sequence[str] | None = None) -> None:
-        self._metric.expect_classes(num_classes, names)
-
-    def reset(self) -> None:
-        self._metric.reset()
-
-    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
-        self._metric.update(predictions, targets, weights)
-
-    def compute(self) -> dict[str, float]:
-        return self._selected(self._metric.compute())
-
-    def compute_rows(self) -> list[dict[str, float]]:
-        return [self._selected(row) for row in self._metric.compute_rows()]
-
-    def table(self) -> Table | None:
-        return self._metric.table()
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return self._metric.state()
-
-    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._metric.merge(state)
-
-    def _selected(self, outputs: dict[str, float]) -> dict[str, float]:
-        return {key: value for key, value in outputs.items() if key in self.output_keys}
 
 
 def _by_config(config: MetricConfig, defaults: Mapping[str, Any]) -> Metric:

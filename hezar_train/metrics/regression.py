@@ -8,24 +8,16 @@ about the running mean and joined by the exact formula for two sets (Chan, Golub
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from hezar_train.errors import DataError
-from hezar_train.metrics.metric import AdditiveMetric, Metric, in_float64
+from hezar_train.metrics.metric import AdditiveMetric, RowMetric, in_float64
 
-__all__ = [
-    "R2",
-    "MeanAbsoluteError",
-    "MeanSquaredError",
-    "Pearson",
-    "RootMeanSquaredError",
-    "Spearman",
-]
-
-BLOCK_SIZE = 65_536
+__all__ = ["R2", "MeanAbsoluteError", "MeanSquaredError", "Pearson", "RootMeanSquaredError", "paired_values"]
 
 
 class _MeanError(AdditiveMetric):
@@ -44,13 +36,13 @@ class _MeanError(AdditiveMetric):
         return mean
 
     def statistics(self, predictions: Any, targets: Any) -> torch.Tensor:
-        predicted, target = _values(self.name, predictions, targets)
+        predicted, target = paired_values(self.name, predictions, targets)
         return torch.cat([self.error(predicted - target), predicted.new_ones(len(predicted), 1)], dim=1)
 
     def result(self, sums: list[float]) -> dict[str, float]:
         *errors, num_samples = sums
         if not num_samples:
-            return {self.name: float("nan")}
+            return self._undefined()
         return {self.name: sum(self.of_mean(error / num_samples) for error in errors) / len(errors)}
 
 
@@ -81,7 +73,7 @@ class MeanAbsoluteError(_MeanError):
         return difference.abs()
 
 
-class _MomentMetric(Metric):
+class _MomentMetric(RowMetric):
     """A metric of the joint moments of two values per sample."""
 
     def __init__(self) -> None:
@@ -95,29 +87,23 @@ class _MomentMetric(Metric):
         """Return the two values whose moments are kept."""
         return predicted, target
 
+    @abstractmethod
     def of_moments(self, moments: torch.Tensor) -> torch.Tensor:
         """Return the metric of each (row, output)."""
-        raise NotImplementedError
 
     def reset(self) -> None:
         self._moments = None
 
     def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
-        predicted, target = _values(self.name, predictions, targets)
+        predicted, target = paired_values(self.name, predictions, targets)
         if not len(predicted):
             return
         rows = predicted.new_ones(1, len(predicted)) if weights is None else weights.to(predicted)
         self._join(_moments_of(*self.pair(predicted, target), rows))
 
-    def compute(self) -> dict[str, float]:
-        return self._results(1)[0]
-
-    def compute_rows(self) -> list[dict[str, float]]:
-        return self._results(None)
-
     def _results(self, num_rows: int | None) -> list[dict[str, float]]:
         if self._moments is None:
-            return [{self.name: float("nan")}]
+            return [self._undefined()]
         return [{self.name: value} for value in self.of_moments(self._moments[:num_rows]).mean(1).tolist()]
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -161,90 +147,7 @@ class Pearson(_MomentMetric):
         return (together / spread_x.sqrt() / spread_y.sqrt()).clamp(-1.0, 1.0)
 
 
-class Spearman(Metric):
-    """Spearman's rank correlation, ties by their average rank; NaN where Pearson's is.
-
-    Ranks need all values at once: each sample keeps 8 bytes per output (prediction and target in float32, in which
-    values closer than float32 can tell are ties), and a byte more per row of weights.
-    """
-
-    name = "spearman"
-
-    def __init__(self) -> None:
-        self._pairs: _Blocks | None = None  # (samples, outputs * 2)
-        self._weights: _Blocks | None = None  # (samples, rows)
-
-    @property
-    def output_keys(self) -> list[str]:
-        return ["spearman"]
-
-    def reset(self) -> None:
-        self._pairs = self._weights = None
-
-    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
-        predicted, target = _values(self.name, predictions, targets)
-        pairs = torch.stack([predicted, target], dim=-1).flatten(1).float()
-        self._append(pairs, None if weights is None else weights.to(pairs.device).T.to(torch.uint8))
-
-    def _append(self, pairs: torch.Tensor, weights: torch.Tensor | None) -> None:
-        if not len(pairs):
-            return
-        self._pairs = self._pairs or _Blocks(pairs)
-        self._pairs.append(pairs)
-        if weights is not None:
-            self._weights = self._weights or _Blocks(weights)
-            self._weights.append(weights)
-
-    def compute(self) -> dict[str, float]:
-        return self._results(1)[0]
-
-    def compute_rows(self) -> list[dict[str, float]]:
-        return self._results(None)
-
-    def _results(self, num_rows: int | None) -> list[dict[str, float]]:
-        if self._pairs is None:
-            return [{"spearman": float("nan")}]
-        pairs = self._pairs.joined()
-        weights = pairs.new_ones(len(pairs), 1) if self._weights is None else self._weights.joined()[:, :num_rows]
-        outputs = [_rank_correlations(x, y, weights) for x, y in pairs.T.reshape(-1, 2, len(pairs))]
-        return [{"spearman": value} for value in torch.stack(outputs).mean(0).tolist()]
-
-    def state(self) -> dict[str, torch.Tensor]:
-        blocks = {"pairs": self._pairs, "weights": self._weights}
-        return {name: block.joined() for name, block in blocks.items() if block is not None}
-
-    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
-        if "pairs" in state:
-            self._append(state["pairs"], state.get("weights"))
-
-
-class _Blocks:
-    """Rows appended into blocks of a fixed size: nothing is copied twice, and at most one block is not full."""
-
-    def __init__(self, like: torch.Tensor) -> None:
-        self._like = like[:0]
-        self._blocks: list[torch.Tensor] = []
-        self._room = 0  # rows free in the last block
-
-    def append(self, rows: torch.Tensor) -> None:
-        """Add rows at the end."""
-        while len(rows):
-            if not self._room:
-                self._blocks.append(self._like.new_empty(BLOCK_SIZE, rows.shape[1]))
-                self._room = BLOCK_SIZE
-            taken = min(self._room, len(rows))
-            start = BLOCK_SIZE - self._room
-            self._blocks[-1][start : start + taken] = rows[:taken]
-            self._room -= taken
-            rows = rows[taken:]
-
-    def joined(self) -> torch.Tensor:
-        """Return all rows."""
-        joined = torch.cat([self._like, *self._blocks])
-        return joined[: len(joined) - self._room]
-
-
-def _values(metric: str, predictions: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def paired_values(metric: str, predictions: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return predictions and targets in float64, (samples, outputs)."""
     predicted, target = in_float64(torch.as_tensor(predictions)), in_float64(torch.as_tensor(targets))
     if predicted.numel() != target.numel() or predicted.shape[:1] != target.shape[:1] or not target.dim():
@@ -290,25 +193,3 @@ def _joined(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         ],
         dim=-1,
     )
-
-
-def _rank_correlations(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the correlation of the ranks for each row of weights (samples, rows)."""
-    if bool(x.isnan().any() | y.isnan().any()):
-        return torch.full((weights.shape[1],), torch.nan, dtype=torch.float64)
-    group_x, group_y = (torch.unique(values, return_inverse=True)[1] for values in (x, y))
-    rows = [_rank_correlation(group_x, group_y, row) for row in in_float64(weights.T)]
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def _rank_correlation(group_x: torch.Tensor, group_y: torch.Tensor, weights: torch.Tensor) -> float:
-    from_x, from_y = _centred_ranks(group_x, weights), _centred_ranks(group_y, weights)
-    spread = math.sqrt((weights * from_x**2).sum()) * math.sqrt((weights * from_y**2).sum())
-    return float((weights * from_x * from_y).sum()) / spread if spread else float("nan")
-
-
-def _centred_ranks(group: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the average rank of each sample minus the mean of all ranks; `group` numbers the values in order."""
-    sizes = weights.new_zeros(int(group.max()) + 1 if len(group) else 0).index_add_(0, group, weights)
-    last_ranks = sizes.cumsum(0)
-    return (last_ranks - (sizes - 1) / 2)[group] - (weights.sum() + 1) / 2

@@ -97,7 +97,7 @@ class EntityScores(AdditiveMetric):
         if num_unknown:
             raise self._labels.unknown_ids(f"ids without a label at {num_unknown:.0f} tokens")
         if not num_tokens:
-            return dict.fromkeys(self.output_keys, float("nan"))
+            return self._undefined()
         scores = [num_right / num_tokens, *_averaged(by_type, self._average)]
         for name in self._reported_types:
             scores += _scores(*by_type[self._labels.type_numbers[name]])
@@ -187,9 +187,9 @@ class _Entities(NamedTuple):
 
 
 def _entities(labels: torch.Tensor, is_kept: torch.Tensor, tables: LabelTables) -> _Entities:
-    before = labels.gather(1, _latest_before(is_kept).clamp(min=0))
+    places_before = _latest_before(is_kept)
     # Nothing stands before the first label that counts: that is outside, number 0.
-    before = before.where(_latest_before(is_kept) >= 0, 0)
+    before = labels.gather(1, places_before.clamp(min=0)).where(places_before >= 0, 0)
     tags, tags_before = tables.tag_of_label[labels], tables.tag_of_label[before]
     types_before = tables.type_of_label[before]
     same = (tables.type_of_label[labels] == types_before).long()

@@ -47,7 +47,7 @@ class TextMetric(AdditiveMetric):
 
     def result(self, sums: list[float]) -> dict[str, float]:
         *counts, num_samples = sums
-        return self.score(counts, num_samples) if num_samples else dict.fromkeys(self.output_keys, float("nan"))
+        return self.score(counts, num_samples) if num_samples else self._undefined()
 
     def _samples(
         self, predictions: Sequence[str], targets: Sequence[str | Sequence[str]]

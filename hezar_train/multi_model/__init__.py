@@ -1,7 +1,8 @@
 """Several models in one run."""
 
+from hezar_train.multi_model.general import GeneralMultiModelTrainer
 from hezar_train.multi_model.optimizers import OptimizerDict, ScheduleDict
-from hezar_train.multi_model.trainer import GeneralMultiModelTrainer, MultiModelTrainer
+from hezar_train.multi_model.trainer import MultiModelTrainer
 from hezar_train.multi_model.turns import Turns, TurnsRoutine
 
 __all__ = [

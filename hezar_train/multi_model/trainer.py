@@ -7,11 +7,9 @@ model. Whatever way, it is saved and resumed like a single model: bit by bit.
 
 from __future__ import annotations
 
-import copy
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -23,12 +21,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, HookError, NonFiniteError, choices, suggestion
-from hezar_train.loop import Alias, Context, HookCall, HookSet, Moment, Routine
+from hezar_train.loop import Alias, Context, HookCall, HookSet, Moment
+from hezar_train.multi_model.calls import MultiModelCalls
+from hezar_train.multi_model.models import ModelDict, named, refuse_misnamed
 from hezar_train.multi_model.optimizers import OptimizerDict, ScheduleDict
 from hezar_train.multi_model.phases import Phases
-from hezar_train.multi_model.turns import Turns, TurnsRoutine
-from hezar_train.plan import End
-from hezar_train.trainer import RoutineResult, Trainer
+from hezar_train.multi_model.turns import Turns
+from hezar_train.trainer import RoutineResult
 from hezar_train.trainer.checks import refuse_stranger
 from hezar_train.trainer.exchange import give_parameters, shared_names, take_parameters
 from hezar_train.trainer.models import ModelCaller
@@ -38,37 +37,13 @@ from hezar_train.trainer.updates import Updater
 from hezar_train.trainer.views.federated import register_at
 from hezar_train.types import Mode
 
-__all__ = ["INTERACTIONS", "GeneralMultiModelTrainer", "MultiModelTrainer"]
+__all__ = ["INTERACTIONS", "MultiModelTrainer"]
 
 INTERACTIONS = ("sequential", "parallel")
-OUTSIDE_BATCHES = frozenset({Moment.FIT_START, Moment.EPOCH_START, Moment.EPOCH_END, Moment.FIT_END})
 
 
-class ModelDict(nn.ModuleDict):
-    """Models by name; what is switched on for all is switched on in each, because each is called by itself."""
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile each model in place."""
-        for model in self.values():
-            model.compile(*args, **kwargs)
-
-    def gradient_checkpointing_enable(self) -> None:
-        """Switch gradient checkpointing on in each model."""
-        for name, model in self.items():
-            enable = getattr(model, "gradient_checkpointing_enable", None)
-            if enable is None:
-                raise ConfigError(
-                    f"gradient_checkpointing=True, but the model {name!r} ({type(model).__name__}) has no "
-                    "gradient_checkpointing_enable() to switch it on. Give it one, or leave the field out."
-                )
-            enable()
-
-
-class MultiModelTrainer(Trainer):
+class MultiModelTrainer(MultiModelCalls):
     """Train several models, given by name."""
-
-    optimizer: OptimizerDict
-    schedule: ScheduleDict
 
     def __init__(
         self,
@@ -92,10 +67,10 @@ class MultiModelTrainer(Trainer):
                 f"{suggestion(interact, INTERACTIONS)}"
             )
         self.config, self.interaction, self.eval_model = config, interact, eval_model
-        self.models = _named(self.init_multiple_models() if models is None else models)
+        self.models = named(self.init_multiple_models() if models is None else models)
         self.model_names = list(self.models)
         self._given_optimizers = dict(optimizers or {})
-        self._refuse_misnamed()
+        refuse_misnamed(self.models, [*self._given_optimizers, *filter(None, [eval_model])])
         if others.get("optimizer") is not None:
             raise ConfigError("optimizer= is one model's; pass optimizers={name: optimizer} for several")
         self._callers: list[ModelCaller] = []
@@ -124,13 +99,6 @@ class MultiModelTrainer(Trainer):
 
     def register_multiple_model_hooks(self) -> None:
         """Add hooks to the models' sets when the trainer is built; the default adds none."""
-
-    def interact(self, ctx: Context) -> None:
-        """Let models act on one another: after each turn (parallel), or at the end of each routine (sequential).
-
-        `ctx.moment` says at which moment. What is drawn at random follows from the step. It is not called after a
-        failure, nor again for the start of a run or an epoch that a resume walks through a second time.
-        """
 
     def learn(self, name: str, loss: torch.Tensor) -> None:
         """Step one model's optimizer on a loss; no other model gets a gradient. For a `training_step` of one's own."""
@@ -162,10 +130,6 @@ class MultiModelTrainer(Trainer):
             super().optimization_step()
         if self.ctx.closes_window:
             self._walks_by_moments = False
-
-    def steps_in_call(self, name: str) -> int:  # noqa: ARG002 - an override may tell models apart
-        """Return the steps that a call of train() trains a model for, where models learn one after another."""
-        return self.plan.total_steps
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
@@ -229,11 +193,6 @@ class MultiModelTrainer(Trainer):
         """Make the schedule of the model whose turn it is."""
         return self._scheduler_over(self.optimizers[self.current])
 
-    @property
-    def current(self) -> str:
-        """The name of the model whose turn it is."""
-        return self.model_names[self._turns.index]
-
     # What follows assembles the parts; none of it is called by users.
 
     @property
@@ -288,89 +247,6 @@ class MultiModelTrainer(Trainer):
     def _facts(self) -> dict[str, Any]:
         return {**super()._facts(), "models": ", ".join(self.model_names), "interact": self.interaction}
 
-    def _begin_call(self) -> None:
-        before = self.state.call_end
-        super()._begin_call()
-        if self.interaction == "sequential" and self.state.call_end not in {None, before}:
-            self.state.call_end = self.state.global_step + sum(map(self.steps_in_call, self.models))
-            self._phases.enter(0)
-
-    def _walk_run(self, hooks: HookSet, split: str) -> None:
-        try:
-            if self.interaction == "parallel":
-                self._learn(self._course_of_the_run(self._routine_of(hooks, split, self.model_names)))
-            else:
-                self._walk_phases(hooks, split)
-            self._has_ended = True
-        finally:
-            self._turns.take(0)
-
-    def _walk_phases(self, hooks: HookSet, split: str) -> None:
-        for index in range(self.state.model_index, len(self.model_names)):
-            self._enter_phase(index)
-            self._learn(self._course_of_the_run(self._routine_of(hooks, split, [self.model_names[index]])))
-            if self.state.stop_reason is not None:
-                return
-
-    def _enter_phase(self, index: int) -> None:
-        """Let a model begin, or go on where its last phase ended; one that a kill broke off goes on."""
-        if index != self.state.model_index:
-            self._phases.enter(index)
-            self._source.restore(self._snapshot.cursor)  # a stream has been read ahead of what was trained on
-        self._turns.take(index)
-        self.schedule.learning, self.schedule.updates_of_others = [self.current], self._phases.updates_of_others
-        self._due.end = self._end()
-
-    def _active(self) -> Routine:
-        return self._routine or self._routine_of(self.hooks[Mode.TRAIN], "train", [self.current])
-
-    def _routine_of(self, hooks: HookSet, split: str, names: Sequence[str]) -> TurnsRoutine:
-        models = {self.model_names.index(name): self.model_hooks[name] for name in names}
-        return TurnsRoutine(self.ctx, hooks, models, self._turns, split, self._interaction_at)
-
-    def _interaction_at(self, moment: Moment) -> HookCall | None:
-        if not self._interacts or (self.interaction == "sequential" and moment is not Moment.FIT_END):
-            return None
-        return partial(self._interact_once if moment in OUTSIDE_BATCHES else self._interact_at, moment)
-
-    def _interact_at(self, moment: Moment, ctx: Context) -> None:
-        ctx.moment = moment
-        self.interact(ctx)
-
-    def _interact_once(self, moment: Moment, ctx: Context) -> None:
-        """Interact where something begins or ends: a resume begins again what had begun."""
-        had_begun = {Moment.FIT_START: self.state.global_step > self._first_step(),
-                     Moment.EPOCH_START: self.state.epoch_step > 0}  # fmt: skip
-        if ctx.failed is None and not had_begun.get(moment, False):
-            self._steps.seed(ctx)
-            self._interact_at(moment, ctx)
-
-    def _first_step(self) -> int:
-        """Return the step that the routine of this call began after, also if a kill broke it off."""
-        if self.interaction == "sequential":
-            return self._phases.first_step
-        return 0 if self.state.call_end is None else self.state.call_end - self.plan.total_steps
-
-    def _end(self) -> End:
-        end = super()._end()
-        if self.interaction == "parallel" or end == End():
-            return end
-        return End(self._phases.first_step + self.steps_in_call(self.model_names[self.state.model_index]))
-
-    def _is_finished(self) -> bool:
-        self._due.end = self._end()  # a checkpoint may be of a later phase
-        if not super()._is_finished() or (self._interacts and not self._has_ended):
-            return False  # what the last interaction did is in no checkpoint
-        return self.interaction == "parallel" or self.state.model_index == len(self.models) - 1 or self._is_stopped()
-
-    def _is_stopped(self) -> bool:
-        reason = self.state.stop_reason or self.folder.recorded_stop_reason(self.state.global_step)
-        return reason is not None and not self.config.accept_changes
-
-    def _total_steps(self) -> int:
-        is_whole = self.interaction == "sequential" and self.state.call_end is None
-        return super()._total_steps() * (len(self.models) if is_whole else 1)
-
     def _look_through(self, *args: Any, **kwargs: Any) -> None:
         with self._turn_of(self._evaluated):
             super()._look_through(*args, **kwargs)
@@ -384,15 +260,6 @@ class MultiModelTrainer(Trainer):
         count = len(self.model_names)
         index = (self._turns.index + 1) % count if next_model_idx is None else next_model_idx
         self._turns.take(self.model_names.index(self._known(index)), self.ctx if "mode" in self.ctx else None)
-
-    @contextmanager
-    def _turn_of(self, name: str) -> Iterator[None]:
-        before = self._turns.index
-        self._turns.take(self.model_names.index(name))
-        try:
-            yield
-        finally:
-            self._turns.take(before)
 
     def _known(self, model: int | str) -> str:
         if isinstance(model, int) and 0 <= model < len(self.model_names):
@@ -416,61 +283,6 @@ class MultiModelTrainer(Trainer):
             step=step,
             samples=self.ctx.window.samples(),
         )
-
-    def _refuse_misnamed(self) -> None:
-        if not self.models or not all(isinstance(model, nn.Module) for model in self.models.values()):
-            raise ConfigError(f"models must be torch modules by name, at least one; given: {self.models!r}")
-        for name in self.models:
-            if not isinstance(name, str) or not name or "." in name or hasattr(nn.ModuleDict, name):
-                raise ConfigError(
-                    f"a model is named {name!r}; expected a word without dots that is no method of torch's ModuleDict"
-                )
-        asked = (*self._given_optimizers, *filter(None, [self.eval_model]))
-        if strangers := [str(name) for name in asked if name not in self.models]:
-            raise ConfigError(
-                f"there is no model {choices(strangers)}. There are: {choices(self.models)}."
-                f"{suggestion(strangers[0], self.models)}"
-            )
-
-
-class GeneralMultiModelTrainer(MultiModelTrainer):
-    """FederatedScope's way to build it: a number of models alike, from one model or from a trainer.
-
-    Of a trainer it takes the data, the collator, the preprocessor and copies of the model; the trainer stays as it is.
-    """
-
-    def __init__(
-        self, model_nums: int, models_interact_mode: str = "sequential", model: nn.Module | None = None,
-        data: Any = None, device: Any = None, config: TrainerConfig | None = None, base_trainer: Trainer | None = None,
-        **others: Any,
-    ) -> None:  # fmt: skip
-        if not isinstance(model_nums, int) or isinstance(model_nums, bool) or model_nums < 1:
-            raise ConfigError(f"model_nums={model_nums!r} must be a whole number of models, at least 1")
-        if base_trainer is not None:
-            model, config = copy.deepcopy(unwrap(base_trainer.model)), base_trainer.config
-            data = dict(base_trainer.splits.data) if base_trainer.splits.is_dict else base_trainer.train_dataset
-            kept = ("eval_dataset", "data_collator", "preprocessor")
-            others = {name: getattr(base_trainer, name) for name in kept} | others
-        makes_own = type(self).init_multiple_models is not GeneralMultiModelTrainer.init_multiple_models
-        if (model is None and not makes_own) or config is None or data is None:
-            raise ConfigError("give model, data and config, or a base_trainer that has them")
-        del device  # the config says where
-        self.model_nums, self._pattern = model_nums, model
-        super().__init__(config, None, data, interact=models_interact_mode, **others)
-        if len(self.models) != model_nums:
-            raise ConfigError(f"model_nums={model_nums}, but init_multiple_models() made {len(self.models)} models")
-
-    def init_multiple_models(self) -> Mapping[str, nn.Module] | Sequence[nn.Module]:
-        """Make the models: the one given, and copies of it; an override may make different ones."""
-        if self._pattern is None:
-            raise ConfigError("give model, data and config, or a base_trainer that has them")
-        return [copy.deepcopy(self._pattern) if number else self._pattern for number in range(self.model_nums)]
-
-
-def _named(models: Mapping[str, nn.Module] | Sequence[nn.Module]) -> dict[str, nn.Module]:
-    if isinstance(models, Mapping):
-        return dict(models)
-    return {f"model{number}": model for number, model in enumerate(models)}
 
 
 def _note_loss(name: str, ctx: Context) -> None:

@@ -3,11 +3,14 @@
 A curve is a function of the tick `t` and of its settings alone, so a run resumed at any tick meets the values that an
 unbroken one would have met. The same curves drive learning rates and momenta: `base` is the group's first value,
 `high` and `initial` are it unless given, `low` is a share of `high` unless given, and `falls` counts the evaluations
-that fell below the best so far. Past its end a decay keeps its last value. Nothing here knows an optimizer.
+that fell below the best so far. What is `_warmed` has the settings of a warm-up as well. Past its end a decay keeps its
+last value. Nothing here knows an optimizer.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +26,28 @@ class Pace(StrEnum):
     TICK = "tick"
     EPOCH = "epoch"
     EVALUATION = "evaluation"
+
+
+def _warmed(after: Callable[..., float]) -> Callable[..., float]:
+    """Let a curve be gone to, from `warmup_factor` times the base, on a straight line or in one step."""
+
+    @functools.wraps(after)
+    def value(
+        t: float, *, base: float, warmup_iter: float = 0, warmup_factor: float = 0.001, warmup_method: str = "linear",
+        **settings: Any,
+    ) -> float:  # fmt: skip
+        if t >= warmup_iter:
+            return after(t, base=base, **settings)
+        start = base * warmup_factor
+        if warmup_method == "constant":
+            return start
+        return _between(start, after(warmup_iter, base=base, **settings), t / warmup_iter)
+
+    own = inspect.signature(value, follow_wrapped=False).parameters
+    shown = {**inspect.signature(after).parameters, **own}
+    del shown["settings"]
+    value.__signature__ = inspect.Signature(list(shown.values()))  # type: ignore[attr-defined]
+    return value
 
 
 def triangular(t: float, *, low: float, high: float, stepsize: float, start_iter: float = 0) -> float:
@@ -112,77 +137,43 @@ def triangular_decay_when_acc(
     return triangular(t, low=low, high=high, stepsize=stepsize, start_iter=start_iter) * math.pow(decay, falls)
 
 
-def warmup_cosine(
-    t: float, *, base: float, max_iter: float, warmup_iter: float = 0, warmup_factor: float = 0.001,
-    alpha: float = 0.01, warmup_method: str = "linear",
-) -> float:  # fmt: skip
+@_warmed
+def warmup_cosine(t: float, *, base: float, max_iter: float, alpha: float = 0.01) -> float:
     """Fall on half a cosine to alpha times the base."""
-
-    def after(t: float) -> float:
-        return base * _between(alpha, 1, _half_cosine(t / max_iter))
-
-    return _warmed(t, base * warmup_factor, after, warmup_iter, warmup_method)
+    return base * _between(alpha, 1, _half_cosine(t / max_iter))
 
 
-def warmup_cosine_annealing(
-    t: float, *, base: float, max_iter: float, warmup_iter: float = 0, warmup_factor: float = 0.001,
-    eta_min: float = 0.0, warmup_method: str = "linear",
-) -> float:  # fmt: skip
+@_warmed
+def warmup_cosine_annealing(t: float, *, base: float, max_iter: float, eta_min: float = 0.0) -> float:
     """Fall on half a cosine to `eta_min`."""
-
-    def after(t: float) -> float:
-        return _between(eta_min, base, _half_cosine(t / max_iter))
-
-    return _warmed(t, base * warmup_factor, after, warmup_iter, warmup_method)
+    return _between(eta_min, base, _half_cosine(t / max_iter))
 
 
-def warmup_step(
-    t: float, *, base: float, step_size: float, warmup_iter: float = 0, warmup_factor: float = 0.001,
-    gamma: float = 0.1, warmup_method: str = "linear",
-) -> float:  # fmt: skip
+@_warmed
+def warmup_step(t: float, *, base: float, step_size: float, gamma: float = 0.1) -> float:
     """Multiply by `gamma` after every `step_size` ticks."""
-
-    def after(t: float) -> float:
-        return base * math.pow(gamma, t // step_size)
-
-    return _warmed(t, base * warmup_factor, after, warmup_iter, warmup_method)
+    return base * math.pow(gamma, t // step_size)
 
 
-def warmup_multi_step(
-    t: float, *, base: float, milestones: Sequence[int], warmup_iter: float = 0, warmup_factor: float = 0.001,
-    gamma: float = 0.1, warmup_method: str = "linear",
-) -> float:  # fmt: skip
+@_warmed
+def warmup_multi_step(t: float, *, base: float, milestones: Sequence[int], gamma: float = 0.1) -> float:
     """Multiply by `gamma` at every milestone."""
-
-    def after(t: float) -> float:
-        return base * gamma ** sum(milestone <= t for milestone in milestones)
-
-    return _warmed(t, base * warmup_factor, after, warmup_iter, warmup_method)
+    return base * gamma ** sum(milestone <= t for milestone in milestones)
 
 
-def warmup_exponential(
-    t: float, *, base: float, gamma: float, warmup_iter: float = 0, warmup_factor: float = 0.001,
-    warmup_method: str = "linear",
-) -> float:  # fmt: skip
+@_warmed
+def warmup_exponential(t: float, *, base: float, gamma: float) -> float:
     """Multiply by `gamma` in every tick."""
-
-    def after(t: float) -> float:
-        return base * math.pow(gamma, t)
-
-    return _warmed(t, base * warmup_factor, after, warmup_iter, warmup_method)
+    return base * math.pow(gamma, t)
 
 
+@_warmed
 def warmup_polynomial(
-    t: float, *, base: float, max_iter: float, warmup_iter: float = 0, warmup_factor: float = 0.001,
-    end: float = 0.0, power: float = 1.0, cycle: bool = False, warmup_method: str = "linear",
-) -> float:  # fmt: skip
+    t: float, *, base: float, max_iter: float, end: float = 0.0, power: float = 1.0, cycle: bool = False
+) -> float:
     """Fall to `end` as a power of what is left; with `cycle`, a run past the end is laid out over a longer one."""
-
-    def after(t: float) -> float:
-        length = max_iter * max(1, math.ceil(t / max_iter)) if cycle else max_iter
-        return _between(end, base, math.pow(1 - min(t / length, 1), power))
-
-    return _warmed(t, base * warmup_factor, after, warmup_iter, warmup_method)
+    length = max_iter * max(1, math.ceil(t / max_iter)) if cycle else max_iter
+    return _between(end, base, math.pow(1 - min(t / length, 1), power))
 
 
 def warmup_linear(t: float, *, base: float, max_iter: float, warmup_iter: float = 0) -> float:
@@ -217,13 +208,6 @@ def _fading(t: float, k: float) -> float:
 
 def _half_cosine(share: float) -> float:
     return (1 + math.cos(math.pi * min(share, 1))) / 2
-
-
-def _warmed(t: float, start: float, after: Callable[[float], float], warmup_iter: float, method: str) -> float:
-    """Go from `start` to what follows the warm-up, on a straight line or in one step."""
-    if t >= warmup_iter:
-        return after(t)
-    return start if method == "constant" else _between(start, after(warmup_iter), t / warmup_iter)
 
 
 def _whole(total: int, _settings: Mapping[str, Any]) -> int:

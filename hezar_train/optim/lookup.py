@@ -1,20 +1,20 @@
-"""Find a class or function by its dotted path and check the keywords it is called with, before it is called.
+"""Find a class or function by its name or dotted path and check the keywords it is called with, before it is called.
 
-Owns the sentences for paths that do not import and for keywords that are unknown or missing; it knows neither
-optimizers nor schedulers.
+Owns the sentences for names that are not known, for paths that do not import and for keywords that are unknown or
+missing; which names there are, others say.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hezar_train.errors import ConfigError, choices, suggestion
 
-__all__ = ["Keywords", "import_dotted", "is_dotted", "keywords_of"]
+__all__ = ["Keywords", "find_factory", "import_dotted", "is_dotted", "keywords_of"]
 
 
 def is_dotted(name: str) -> bool:
@@ -37,6 +37,32 @@ def import_dotted(path: str, *, setting: str) -> Any:
         hint = suggestion(attribute, [name for name in vars(module) if not name.startswith("_")])
         raise ConfigError(f"{setting}={path!r}: the module {module_name!r} has no {attribute!r}.{hint}")
     return getattr(module, attribute)
+
+
+def find_factory(
+    name: str,
+    factories: Mapping[str, Callable[..., Any]],
+    *,
+    setting: str,
+    known: Sequence[str],
+    kind: str,
+    example: str,
+) -> Callable[..., Any]:
+    """Return the class or function that a name, in any case, or a dotted path stands for.
+
+    An error says which names are `known`, which `kind` was expected ("an optimizer") and how one might be called.
+    """
+    found: Any = factories.get(name.lower())
+    if found is None and is_dotted(name):
+        found = import_dotted(name, setting=setting)
+    if found is None:
+        raise ConfigError(
+            f"{setting}={name!r} is not known. Known: {choices(known)}; or a dotted path such as "
+            f"'my_package.my_module.{example}'.{suggestion(name, known)}"
+        )
+    if not callable(found):
+        raise ConfigError(f"{setting}={name!r} is of type {type(found).__name__}. Expected {kind} class.")
+    return found  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.optim import LBFGS, Adafactor, Adagrad, Adam, Muon, Optimizer, Rprop, SparseAdam
 
-from hezar_train.errors import ConfigError, choices, suggestion
-from hezar_train.optim.lookup import Keywords, import_dotted, is_dotted, keywords_of
+from hezar_train.errors import ConfigError, choices
+from hezar_train.optim.lookup import Keywords, find_factory, keywords_of
 
 __all__ = ["build_optimizer", "optimizer_names"]
 
@@ -67,23 +67,14 @@ def build_optimizer(
 
 def _find(name: str) -> Callable[..., Any]:
     """Return the class or function that a name stands for."""
-    found: Any = _CLASSES.get(name.lower())
-    if found is None and is_dotted(name):
-        found = import_dotted(name, setting="optimizer")
-    if found is None:
-        known = optimizer_names()
-        raise ConfigError(
-            f"optimizer={name!r} is not known. Known: {choices(known)}; or a dotted path such as "
-            f"'my_package.my_module.MyOptimizer'.{suggestion(name, known)}"
-        )
+    known = optimizer_names()
+    found = find_factory(name, _CLASSES, setting="optimizer", known=known, kind="an optimizer", example="MyOptimizer")
     if inspect.isclass(found) and issubclass(found, LBFGS):
         raise ConfigError(
             f"optimizer={name!r} cannot be used: LBFGS evaluates the loss again through a closure in every step, which "
-            "gradient accumulation has not. Use 'adamw' or another of: " + choices(optimizer_names()) + "."
+            f"gradient accumulation has not. Use 'adamw' or another of: {choices(known)}."
         )
-    if not callable(found):
-        raise ConfigError(f"optimizer={name!r} is of type {type(found).__name__}. Expected an optimizer class.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _trainable_groups(parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -52,11 +52,11 @@ from torch.optim.lr_scheduler import (
 )
 
 from hezar_train.config.names import scheduler_name
-from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.errors import ConfigError, choices
 from hezar_train.optim.curve_lr import CurveLR
 from hezar_train.optim.curve_settings import RATE, bind_curve
 from hezar_train.optim.curves import CURVES, Pace
-from hezar_train.optim.lookup import Keywords, import_dotted, is_dotted, keywords_of
+from hezar_train.optim.lookup import Keywords, find_factory, import_dotted, is_dotted, keywords_of
 
 __all__ = ["build_scheduler", "scheduler_names", "watches_metric"]
 
@@ -124,18 +124,9 @@ def build_scheduler(
 
 def _find(name: str) -> Callable[..., Any]:
     """Return the class or function that a name stands for."""
-    found: Any = _CLASSES.get(name.lower())
-    if found is None and is_dotted(name):
-        found = import_dotted(name, setting="lr_scheduler")
-    if found is None:
-        known = scheduler_names()
-        raise ConfigError(
-            f"lr_scheduler={name!r} is not known. Known: {choices(known)}; or a dotted path such as "
-            f"'my_package.my_module.MyScheduler'.{suggestion(name, known)}"
-        )
-    if not callable(found):
-        raise ConfigError(f"lr_scheduler={name!r} is of type {type(found).__name__}. Expected a scheduler class.")
-    return found  # type: ignore[no-any-return]
+    return find_factory(
+        name, _CLASSES, setting="lr_scheduler", known=scheduler_names(), kind="a scheduler", example="MyScheduler"
+    )
 
 
 def _filled_in(

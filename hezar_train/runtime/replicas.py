@@ -9,7 +9,7 @@ The sum happens where the norm is read, and at the latest when an optimizer step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hezar_train.runtime.build import Runtime
+from hezar_train.runtime.runtime import Runtime
 
 __all__ = ["Replicas"]
 
@@ -46,20 +46,19 @@ class Replicas:
 
     @torch.no_grad()
     def join_gradients(self) -> None:
-        """Average the gradients over all processes, once for an update."""
+        """Make the gradients those of all processes together, once for an update."""
         if self._count == 1 or self._is_joined:
             return
         self._is_joined = True
-        trained = [one for one in self._model.parameters() if one.requires_grad]
-        if not trained:
-            return
+        if trained := [one for one in self._model.parameters() if one.requires_grad]:
+            self._join(trained)
+
+    def _join(self, trained: Sequence[Tensor]) -> None:
+        """Average the gradients over all processes."""
         unused = [number for number, one in enumerate(trained) if one.grad is None]
         marks = _marks(trained, self._device)
-        for bucket in _buckets([*map(_dense_gradient, trained), marks]):
-            flat = torch.cat([one.reshape(-1) for one in bucket])
-            dist.all_reduce(flat)
-            for one, total in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
-                torch.div(total.view_as(one), self._count, out=one)
+        for one, total in _sent([*map(_dense_gradient, trained), marks], dist.all_reduce):
+            torch.div(total, self._count, out=one)
         self._put_right(trained, unused, marks)
 
     def _put_right(self, trained: Sequence[Tensor], unused: list[int], marks: Tensor) -> None:
@@ -104,11 +103,8 @@ class Replicas:
         """Give all processes the main one's values."""
         if self._count == 1:
             return
-        for bucket in _buckets(one.detach() for one in tensors):
-            flat = torch.cat([one.reshape(-1) for one in bucket])
-            dist.broadcast(flat, 0)
-            for one, value in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
-                one.copy_(value.view_as(one))
+        for one, value in _sent((one.detach() for one in tensors), lambda flat: dist.broadcast(flat, 0)):
+            one.copy_(value)
 
 
 def _marks(trained: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -125,6 +121,15 @@ def _dense_gradient(parameter: Tensor) -> Tensor:
     elif parameter.grad.is_sparse:
         parameter.grad = parameter.grad.to_dense()
     return parameter.grad
+
+
+def _sent(tensors: Iterable[Tensor], send: Callable[[Tensor], object]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Send tensors, many of them as one; yield each with the values that came back for it."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([one.reshape(-1) for one in bucket])
+        send(flat)
+        for one, values in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
+            yield one, values.view_as(one)
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

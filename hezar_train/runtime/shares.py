@@ -8,7 +8,7 @@ update gets no gradient then, because an optimizer would move it even by zeros.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hezar_train.runtime.build import Runtime
 from hezar_train.runtime.replicas import Replicas
+from hezar_train.runtime.runtime import Runtime
 from hezar_train.runtime.sharding import gathered, is_sharded, reshard, sharded_modules
 
 __all__ = ["Shares", "copies_of"]
@@ -43,15 +43,8 @@ class Shares(Replicas):
             module.set_reduce_scatter_unused_params(self._count > 1, recurse=False)
             self._note_use(module)
 
-    @torch.no_grad()
-    def join_gradients(self) -> None:
-        """Take back the gradients of parameters that no process used, once for an update."""
-        if self._count == 1 or self._is_joined:
-            return
-        self._is_joined = True
-        trained = [one for one in self._model.parameters() if one.requires_grad]
-        if not trained:
-            return
+    def _join(self, trained: Sequence[Tensor]) -> None:
+        """Take back the gradients of parameters that no process used."""
         used = torch.tensor([one in self._used for one in trained], dtype=torch.int32, device=self._device)
         dist.all_reduce(used)
         for parameter, count in zip(trained, used.tolist(), strict=True):

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hezar_train.data import Source
-from hezar_train.plan import one_pass
+from hezar_train.plan import UNLIMITED, one_pass
 
 __all__ = ["LookingBatches"]
-
-ALL_STEPS = 1 << 62
 
 
 class LookingBatches:
@@ -28,7 +26,7 @@ class LookingBatches:
     def __iter__(self) -> Iterator[Any]:
         plan = one_pass(self._source.num_samples, self._source.batch_size)
         try:
-            for window in self._source.windows(plan, 0, 0, ALL_STEPS):
+            for window in self._source.windows(plan, 0, 0, UNLIMITED):
                 yield from map(self._prepare, window.batches)
         finally:
             self._source.close()

@@ -1,4 +1,4 @@
-"""What a user hands to the Trainer, settled once at the border: order, evaluation, best metric, preprocessor."""
+"""What a user hands to the Trainer, checked and settled once at the border: model, optimizer, data, best metric."""
 
 from __future__ import annotations
 
@@ -97,12 +97,13 @@ def decide_evaluation(config: TrainerConfig, eval_dataset: Any) -> bool:
         raise ConfigError("use_diff=True evaluates before and after training, but there is no split 'val' to do it on.")
     if config.do_evaluate and eval_dataset is None:
         raise ConfigError("do_evaluate=True, but no eval_dataset was given. Pass one, or leave do_evaluate out.")
-    sets = evaluation_sets(None, eval_dataset) if eval_dataset is not None and config.do_evaluate is not False else {}
-    for name, data in sets.items():
+    if eval_dataset is None or config.do_evaluate is False:
+        return False
+    for name, data in evaluation_sets(None, eval_dataset).items():
         if size_of(data) == 0:
             which = f"eval_dataset[{name!r}]" if name else "the eval_dataset"
             raise DataError(f"{which} is empty: expected at least one sample, or no such set at all.")
-    return eval_dataset is not None and config.do_evaluate is not False
+    return True
 
 
 def evaluation_sets(default: Any, given: Any) -> dict[str, Any]:

@@ -36,27 +36,23 @@ class Course:
     agree: Callable[[Any], float] = float
     spent: TimeSpent | None = None
     """Where the time that it takes to get data is noted."""
+
     saw_data: bool = field(default=False, repr=False)
     open_epoch: Generator[Any, None, None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        state = self.state
-        self._first = (state.samples_seen, state.loss_tracker_sum, state.global_step)
-
-    @property
-    def first_step(self) -> int:
-        """The step that the routine began after."""
-        return self._first[2]
+        self.first_step = self.state.global_step  # which the routine began after
+        self._first_samples, self._first_loss = self.state.samples_seen, self.state.loss_tracker_sum
 
     @property
     def num_samples(self) -> int:
         """Samples trained on since the routine began."""
-        return self.state.samples_seen - self._first[0]
+        return self.state.samples_seen - self._first_samples
 
     @property
     def loss_total(self) -> float:
         """Weighted sum of the losses since the routine began."""
-        return self.state.loss_tracker_sum - self._first[1]
+        return self.state.loss_tracker_sum - self._first_loss
 
     @property
     def ends(self) -> bool:
@@ -83,9 +79,9 @@ class Course:
             if name == "num_train_epoch" and self.num_epochs < UNLIMITED:
                 self.num_epochs, self.end = value, End()
             elif name == "num_train_epoch":  # of one call among many
-                self.end = End(self._first[2] + value * (self.plan.steps_in_epoch or 1))
+                self.end = End(self.first_step + value * (self.plan.steps_in_epoch or 1))
             elif name == "num_total_train_batch":
-                self.num_epochs, self.end = UNLIMITED, End(self._first[2] + value)
+                self.num_epochs, self.end = UNLIMITED, End(self.first_step + value)
             else:
                 self.batches_in_epoch = value
 

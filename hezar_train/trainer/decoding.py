@@ -13,9 +13,9 @@ from hezar_train.errors import DataError
 from hezar_train.metrics import GENERATED_KEYS, largest, without_ignored
 from hezar_train.trainer.models import LABEL_KEYS
 
-NAMELESS = "LABEL_"  # what transformers calls labels that nobody named
-
 __all__ = ["TextDecoder", "collapse", "decoded_inputs", "decoder_of", "generates", "generator_of", "label_names_of"]
+
+NAMELESS = "LABEL_"  # what transformers calls labels that nobody named
 
 
 def label_names_of(model: nn.Module) -> Mapping[int, str] | None:

@@ -20,7 +20,7 @@ from hezar_train.runtime import Processes
 from hezar_train.trainer.models import labels_of
 from hezar_train.trainer.worst import WorstSamples
 
-__all__ = ["EvaluationReport", "EvaluationSteps", "looking_only"]
+__all__ = ["EvaluationReport", "EvaluationSteps", "evaluation_mode", "looking_only"]
 
 NUM_EXAMPLES = 8
 
@@ -157,26 +157,39 @@ class EvaluationSteps:
             handler.update(outputs, labels, rows, num_units)
         else:  # a user's own handler may take outputs and labels alone
             handler.update(outputs, labels)
-        losses = None if labels is None else handler.sample_losses(outputs, labels)
-        if losses is not None:
-            compared = handler.compared(outputs, labels)
-            self._worst.add(first, losses, *compared)
-            if handler.reads_text and first < NUM_EXAMPLES:
-                self._examples += [
-                    {"sample": number, "prediction": said, "target": right}
-                    for number, said, right in zip(range(first, NUM_EXAMPLES), *compared, strict=False)
-                    if isinstance(said, str) and isinstance(right, str)
-                ]
+        if labels is not None:
+            self._note_samples(first, outputs, labels)
+
+    def _note_samples(self, first: int, outputs: Mapping[str, Any], labels: Any) -> None:
+        """Keep what a report shows of a batch: the samples that went worst, and the first texts."""
+        handler = self._handler
+        losses = handler.sample_losses(outputs, labels)
+        if losses is None:
+            return
+        compared = handler.compared(outputs, labels)
+        self._worst.add(first, losses, *compared)
+        if handler.reads_text and first < NUM_EXAMPLES:
+            self._examples += [
+                {"sample": number, "prediction": said, "target": right}
+                for number, said, right in zip(range(first, NUM_EXAMPLES), *compared, strict=False)
+                if isinstance(said, str) and isinstance(right, str)
+            ]
 
 
 @contextmanager
 def looking_only(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode without gradients; put back every submodule's own mode afterwards."""
-    before: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
+    with evaluation_mode(model), torch.no_grad():
+        yield
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode; put back every submodule's own mode afterwards."""
+    before = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for module, training in before.items():
             module.training = training

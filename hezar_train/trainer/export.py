@@ -18,7 +18,7 @@ from hezar_train.checkpoint.tensors import tensor_file
 from hezar_train.config.files import write_atomically
 from hezar_train.trainer.saving import Snapshot
 
-__all__ = ["ExportNames", "export", "save_own_config"]
+__all__ = ["MODEL_CONFIG_FILE", "ExportNames", "export", "save_own_config"]
 
 MODEL_CONFIG_FILE = "model_config.yaml"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from hezar_train.config import TrainerConfig
@@ -22,19 +20,35 @@ def num_parameters(model: nn.Module, *, trainable: bool = False) -> int:
 
 def facts_of(
     config: TrainerConfig, plan: Plan, runtime: Runtime, model: nn.Module, schedule: Schedule, state: TrainerState,
-    *, optimizer: object, eval_samples: Any, best_key: str,
+    *, optimizer: object, eval_samples: int | None, best_key: str,
 ) -> dict[str, str]:  # fmt: skip
     """Collect what a person wants to see before a run starts, in words."""
-    saves = "off" if not config.save_enabled else _period(plan.save_updates, "at epoch ends")
-    total, trained = num_parameters(model), num_parameters(model, trainable=True)
     return {
         "Output folder": str(config.output_dir),
         "Task": str(config.task or "-"),
-        "Model": type(model).__name__,
-        "Parameters": f"{total:,} ({trained:,} trained)",
+        **_of_the_model(model),
         "Device": str(runtime.device),
         "Processes": str(runtime.num_processes),
         "Precision": {"no": "fp32"}.get(runtime.precision, runtime.precision),
+        **_of_the_plan(plan, eval_samples),
+        "Optimizer": type(optimizer).__name__,
+        "Learning rate": _learning_rate(optimizer, schedule),
+        "Schedule": schedule.name or "-",
+        "Best model by": best_key,
+        "Saves": "off" if not config.save_enabled else _period(plan.save_updates, "at epoch ends"),
+        "Logs": _period(plan.log_updates, "at epoch ends"),
+        "Seed": str(config.seed),
+        "Starts at": f"step {state.global_step}, epoch {state.epoch}" if state.global_step else "the beginning",
+    }
+
+
+def _of_the_model(model: nn.Module) -> dict[str, str]:
+    total, trained = num_parameters(model), num_parameters(model, trainable=True)
+    return {"Model": type(model).__name__, "Parameters": f"{total:,} ({trained:,} trained)"}
+
+
+def _of_the_plan(plan: Plan, eval_samples: int | None) -> dict[str, str]:
+    return {
         "Training samples": _count(plan.num_samples),
         "Evaluation samples": _count(eval_samples),
         "Epochs": str(plan.num_epochs),
@@ -44,14 +58,6 @@ def facts_of(
         "Steps per epoch": _count(plan.steps_in_epoch),
         "Total steps": f"{plan.total_steps:,}",
         "Total updates": f"{plan.total_updates:,}",
-        "Optimizer": type(optimizer).__name__,
-        "Learning rate": _learning_rate(optimizer, schedule),
-        "Schedule": schedule.name or "-",
-        "Best model by": best_key,
-        "Saves": saves,
-        "Logs": _period(plan.log_updates, "at epoch ends"),
-        "Seed": str(config.seed),
-        "Starts at": f"step {state.global_step}, epoch {state.epoch}" if state.global_step else "the beginning",
     }
 
 

@@ -39,9 +39,7 @@ class Finetuning:
 
     def register(self, hooks: HookSet, regularizer: Regularizer | None) -> None:
         """Put the default behaviour into a hook set, under its names."""
-        self.steps.register(hooks)
-        if regularizer is not None:
-            self.steps.register_regularizer(hooks, regularizer, self._config.regularizer_mu)
+        self.steps.register(hooks, regularizer, self._config.regularizer_mu)
 
     def plan(self, source: Source) -> Plan:
         """Work out a call's length."""

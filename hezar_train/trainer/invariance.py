@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hezar_train.trainer.evaluation import evaluation_mode
+
 __all__ = ["Factoring", "InvarianceReport", "check_invariance", "factorings"]
 
 Gradients = tuple[float, list[torch.Tensor]]
@@ -69,14 +71,11 @@ def check_invariance(
     tolerance: float,
 ) -> InvarianceReport:
     """Compare the whole batch with every factoring of it."""
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
+    cuts = factorings(len(samples))
     try:
-        cuts = factorings(len(samples))
-        results = {cut: _gradients(model, _batches(samples, cut, fetch, weigh), loss_of) for cut in cuts}
+        with evaluation_mode(model):
+            results = {cut: _gradients(model, _batches(samples, cut, fetch, weigh), loss_of) for cut in cuts}
     finally:
-        for module, training in was_training.items():
-            module.training = training
         model.zero_grad(set_to_none=True)
     whole = results[(len(samples),)]
     found = [_compare(cut, result, whole) for cut, result in results.items() if cut != (len(samples),)]

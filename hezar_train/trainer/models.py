@@ -99,7 +99,7 @@ def labels_of(batch: Any) -> Any:
 
 def others_of(batch: Any) -> Mapping[str, Any]:
     """Return what a batch holds beside its labels, by name."""
-    if isinstance(batch, list | tuple | torch.Tensor) or not isinstance(batch, Mapping):
+    if not isinstance(batch, Mapping):
         return {}
     return {key: value for key, value in batch.items() if key != "labels"}
 

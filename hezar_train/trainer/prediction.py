@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import torch
 
@@ -64,18 +64,13 @@ class PredictionSteps:
 
 def write_predictions(path: Path, numbered: Iterable[tuple[int, Any]]) -> None:
     """Write predictions that are all there, in order."""
-    file = PredictionFile(path)
-    try:
+    with PredictionFile(path) as file:
         for number, value in numbered:
             file.add(number, value)
-    except BaseException:
-        file.discard()
-        raise
-    file.publish()
 
 
 class PredictionFile:
-    """Write predictions line by line under a temporary name; the file appears when all are there."""
+    """Write predictions line by line under a temporary name; the file appears if the body ends well."""
 
     def __init__(self, path: Path) -> None:
         if path.suffix not in SUFFIXES:
@@ -92,9 +87,18 @@ class PredictionFile:
         """Write one prediction."""
         self._file.write(json.dumps({"sample": number, "prediction": value}, ensure_ascii=False) + "\n")
 
-    def publish(self) -> Path:
-        """Give the file its name; Parquet is made of the lines, batch by batch."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
+        if kind is None:
+            self._publish()
+        else:
+            self._temporary.unlink(missing_ok=True)
+
+    def _publish(self) -> None:
+        """Give the file its name; Parquet is made of the lines, batch by batch."""
         if self._path.suffix == ".parquet":
             table = self._temporary.with_suffix(".parquet")
             try:
@@ -105,12 +109,6 @@ class PredictionFile:
                 self._temporary.unlink()
         else:
             self._temporary.replace(self._path)
-        return self._path
-
-    def discard(self) -> None:
-        """Remove what was written so far."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
 
 
 def _to_parquet(lines: Path, target: Path) -> None:

@@ -54,8 +54,14 @@ class Snapshot:
     write_preprocessor: Callable[[Path], None] | None = None
     write_model_config: Callable[[Path], None] | None = None
     cursor: Any = None
+    """Where the data is, if the position does not say it all."""
+
     measured: Mapping[str, tuple[float, int, bool | None]] = field(default_factory=dict)
+    """What hooks put and no row of the log holds yet: value, step and smoothing hint by name."""
+
     hook_states: Mapping[str, Any] = field(default_factory=dict)
+    """The states of the hooks in the checkpoint that was put back, by name."""
+
     stopping: Stopping | None = None
     group: SavingGroup | None = None
     """The processes that save together, because each has a share of the model; None: each has all of it."""

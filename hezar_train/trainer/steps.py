@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -60,10 +60,12 @@ class TrainSteps:
         """Step for another state, optimizer and schedule from now on."""
         self._state, self._updater, self._schedule = state, updater, schedule
 
-    def register(self, hooks: HookSet) -> None:
-        """Put the default behaviour into a hook set, under its names."""
+    def register(self, hooks: HookSet, regularizer: Regularizer | None = None, factor: float = 0.0) -> None:
+        """Put the default behaviour into a hook set, under its names; with a regulariser, so many times that too."""
         self.register_batch(hooks)
         self.register_model(hooks)
+        if regularizer is not None:
+            self.register_regularizer(hooks, regularizer, factor)
 
     def register_batch(self, hooks: HookSet) -> None:
         """Put in what happens once for a batch, however many models see it."""
@@ -143,10 +145,11 @@ class TrainSteps:
         own = ctx.__dict__
         grad_norm, loss = self._read(norm, own["window_loss"])
         own["grad_norm"], own["loss_value"] = grad_norm, loss
-        if math.isfinite(loss) and (math.isfinite(grad_norm) or self._updater.skips_non_finite):
-            return
+        if not math.isfinite(loss) or not (math.isfinite(grad_norm) or self._updater.skips_non_finite):
+            self._refuse_update(loss, grad_norm, ctx.window.samples())
+
+    def _refuse_update(self, loss: float, grad_norm: float, samples: list[int]) -> NoReturn:
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm} (loss {loss})"
-        samples = ctx.window.samples()
         named = ", ".join(map(str, samples[:MAX_NAMED_SAMPLES])) or "not known: the data is a stream"
         more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
         raise NonFiniteError(

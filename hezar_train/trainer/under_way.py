@@ -17,7 +17,7 @@ from hezar_train.checkpoint import RunLock, unwrap
 from hezar_train.errors import RunLockedError, TrainingInterrupted
 from hezar_train.events import FAILED, FINISHED, INTERRUPTED
 from hezar_train.hooks import Progress
-from hezar_train.hooks.progress import mean_distance
+from hezar_train.hooks.pace import mean_distance
 from hezar_train.runtime import logger
 from hezar_train.trainer.checks import evaluation_sets
 from hezar_train.trainer.environment import record_environment, threads_before

@@ -12,16 +12,48 @@ from typing import Any
 import torch
 from torch import nn
 
+from hezar_train.data import Window, batch_length
 from hezar_train.errors import DataError
 from hezar_train.metrics import IGNORED_LABEL
+from hezar_train.runtime import Processes
 from hezar_train.trainer.models import labels_of
 from hezar_train.types import TaskType
 
-__all__ = ["counts_labels", "label_counter"]
+__all__ = ["Weigher", "counts_labels", "label_counter"]
 
 LABEL_TASKS = {TaskType.SEQUENCE_LABELING, TaskType.MASK_FILLING, TaskType.TEXT_GENERATION, TaskType.LANGUAGE_MODELING}
 LABEL_MODELS = ("ForTokenClassification", "ForMaskedLM")
 CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
+
+
+class Weigher:
+    """Say what the micro-batches of a window weigh, before the first of them is trained on."""
+
+    def __init__(self, units_in: Callable[[Any], float] | None, processes: Processes) -> None:
+        """Count the units in a batch by `units_in`; without it they are its samples."""
+        self._units_in, self._processes = units_in, processes
+
+    def weigh(self, window: Window) -> Window:
+        """Say what each micro-batch weighs, and all of them on all processes together."""
+        self.weigh_here(window)
+        if self._processes.count > 1:
+            by_samples = window.count > 0 and self._units_in is None
+            total = float(window.count) if by_samples else self._processes.sum([window.total_weight])[0]
+            window.total_weight = total
+        return window
+
+    def weigh_here(self, window: Window) -> Window:
+        """Say what each micro-batch of this process weighs, and all of them together."""
+        sizes = window.sizes or map(batch_length, window.batches)
+        window.weights = [
+            self.weight_of(batch, size) if size else 0.0 for batch, size in zip(window.batches, sizes, strict=True)
+        ]
+        window.total_weight = sum(window.weights)
+        return window
+
+    def weight_of(self, batch: Any, size: int) -> float:
+        """Return the units in a batch of so many samples."""
+        return float(size) if self._units_in is None else self._units_in(batch)
 
 
 def counts_labels(loss_weight: str | None, task: str | None, model: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -151,7 +151,7 @@ def _kept_scaler(scaler: torch.amp.GradScaler) -> Restore:
     return restore
 
 
-def _preserved_generator(device: torch.device) -> Any:
+def _preserved_generator(device: torch.device) -> AbstractContextManager[None]:
     """Put back the generator of an accelerator; those of the CPU are kept apart."""
     if device.type == "cpu" or not hasattr(torch.get_device_module(device), "default_generators"):
         return nullcontext()

@@ -1,4 +1,4 @@
-"""One update: the norm of the gradients, the guard, clipping, the optimizer's step.
+"""One update: the norm of the gradients, clipping, the optimizer's step; the guard is in `steps`.
 
 The plain optimizer and a cached parameter list are used: Accelerate's wrapper costs more than a small model's step.
 """

@@ -32,7 +32,7 @@ class WorstSamples:
 
     def __init__(self) -> None:
         self._columns: list[torch.Tensor] = []  # losses, samples, predictions, targets
-        self._listed: list[dict[str, Any]] | None = None
+        self._listed: list[Row] | None = None
         self._rows: list[tuple[float, int, Any, Any]] = []  # the same on the host, of texts and lists
 
     def add(self, first: int, losses: torch.Tensor, predictions: Any, targets: Any) -> None:
@@ -48,13 +48,13 @@ class WorstSamples:
         self._columns = [column[chosen] for column in columns]
 
     @classmethod
-    def of(cls, listed: list[dict[str, Any]]) -> WorstSamples:
+    def of(cls, listed: list[Row]) -> WorstSamples:
         """Choose the worst of what several processes listed."""
         merged = cls()
         merged._listed = heapq.nsmallest(KEPT, listed, key=lambda row: (-row["loss"], row["sample"]))
         return merged
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[Row]:
         """Return the samples, worst first; of a sequence the places that count, so many at most."""
         if self._listed is not None:
             return self._listed

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from hezar_train.data.collators import (
+from hezar_train.data import (
     CharLevelOCRDataCollator,
     ImageCaptioningDataCollator,
     SequenceLabelingDataCollator,

@@ -16,7 +16,7 @@ from torch import nn
 from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import DataError, HookError
 from hezar_train.events import EventWriter, JSONLinesWriter, Row, read_rows
-from hezar_train.hooks.periodic import (
+from hezar_train.hooks import (
     CallbackHook,
     EvalHook,
     HookBase,

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from hezar_train.events import Row
+from hezar_train.hooks import pace
 from hezar_train.hooks import progress as module
-from hezar_train.hooks.progress import Progress, info_table, print_facts
+from hezar_train.hooks.facts import info_table, print_facts
+from hezar_train.hooks.progress import Progress
 
 
 class CountingStream(io.StringIO):
@@ -226,7 +228,8 @@ def test_only_the_enabled_process_shows_anything():
 def now(monkeypatch):
     """The time of a clock that only the test moves."""
     now = [100.0]
-    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    for timed in (module, pace):
+        monkeypatch.setattr(timed, "perf_counter", lambda: now[0])
     return now
 
 
@@ -314,7 +317,7 @@ def test_an_evaluation_that_nobody_planned_counts_by_the_step(now):
     [([10, None], 10), ([10, 10, 40], 10), ([10, 15], 6), ([None], float("inf"))],
 )
 def test_what_falls_due_for_two_reasons_at_once_counts_once(periods, distance):
-    assert module.mean_distance(periods) == pytest.approx(distance)
+    assert pace.mean_distance(periods) == pytest.approx(distance)
 
 
 def test_nothing_is_foretold_before_the_first_step_or_without_an_end():

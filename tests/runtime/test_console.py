@@ -7,7 +7,7 @@ import sys
 # each scene starts where a fresh interpreter does: no handlers anywhere
 SCENES = """
 import io, logging, os, sys
-from hezar_train.runtime.build import _make_visible, logger
+from hezar_train.runtime.console import logger, make_visible
 
 def fresh():
     for log in (logger, logging.getLogger()):
@@ -20,11 +20,11 @@ def scene(name):
     logger.warning("look out")
     print(name, sys.stderr.getvalue().splitlines())
 
-fresh(); _make_visible(logger); _make_visible(logger); scene("nothing set up")
-fresh(); os.environ["RANK"] = "1"; _make_visible(logger); scene("another process"); del os.environ["RANK"]
-fresh(); logging.basicConfig(format="mine: %(message)s", level="WARNING"); _make_visible(logger); scene("own set-up")
-fresh(); logger.addHandler(logging.StreamHandler()); _make_visible(logger); scene("own handler")
-fresh(); _make_visible(logger); old = sys.stderr; sys.stderr = io.StringIO(); scene("moved"); print(old.getvalue())
+fresh(); make_visible(logger); make_visible(logger); scene("nothing set up")
+fresh(); os.environ["RANK"] = "1"; make_visible(logger); scene("another process"); del os.environ["RANK"]
+fresh(); logging.basicConfig(format="mine: %(message)s", level="WARNING"); make_visible(logger); scene("own set-up")
+fresh(); logger.addHandler(logging.StreamHandler()); make_visible(logger); scene("own handler")
+fresh(); make_visible(logger); old = sys.stderr; sys.stderr = io.StringIO(); scene("moved"); print(old.getvalue())
 """
 
 

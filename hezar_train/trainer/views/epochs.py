@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
 from hezar_train.checkpoint import load_shards, unwrap
 from hezar_train.checkpoint.at_path import open_checkpoint, write_checkpoint
-from hezar_train.data import Source
 from hezar_train.events import EventWriter, SummaryWriterAdapter
 from hezar_train.optim import MomentumSchedule, get_momentum, set_learning_rate, set_momentum
-from hezar_train.runtime import Runtime, to_device
+from hezar_train.runtime import to_device
 from hezar_train.trainer.batches import LookingBatches
 from hezar_train.trainer.freezing import freeze_first, freeze_named, frozen_names, unfreeze_first
 
 if TYPE_CHECKING:
     from hezar_train.checkpoint import Checkpoint
     from hezar_train.config import TrainerConfig
+    from hezar_train.data import Source
     from hezar_train.optim import Schedule
+    from hezar_train.runtime import Runtime
     from hezar_train.state import TrainerState
     from hezar_train.trainer.saving import Snapshot
     from hezar_train.trainer.splits import Splits
@@ -62,11 +62,9 @@ class EpochView:
 
         def evaluate(self, eval_dataset: Any = None) -> dict[str, float]: ...
 
-        def create_eval_dataloader(self, dataset: Any) -> Source | DataLoader[Any]: ...
-
         def prepare_input_batch(self, batch: Any) -> Any: ...
 
-        def _as_source(self, loader: Any, *, training: bool) -> Source: ...
+        def _eval_source(self, data: Any) -> Source: ...
 
         def _replan(self, config: TrainerConfig, splits: Splits | None = None) -> None: ...
 
@@ -228,7 +226,7 @@ class EpochView:
         data = self.splits.data.get(split)
         if data is None:
             return None
-        source = self._as_source(self.create_eval_dataloader(data), training=False)
+        source = self._eval_source(data)
         return LookingBatches(source, lambda batch: self.prepare_input_batch(to_device(batch, self.runtime.device)))
 
     def _tests_while_training(self) -> bool:

@@ -1,0 +1,38 @@
+"""Facts about a run, as a table on a terminal and as aligned plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TextIO
+
+from hezar_train.hooks.terminal import Painter, can_draw_on, send
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["info_table", "print_facts"]
+
+
+def info_table(facts: Mapping[str, str]) -> Table:
+    """Make a two-column table of facts."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ROUNDED, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(Text(name), Text(str(value)))
+    return table
+
+
+def print_facts(facts: Mapping[str, str], stream: TextIO | None = None) -> None:
+    """Print facts: a table on a terminal, aligned plain lines elsewhere."""
+    stream = sys.stdout if stream is None else stream
+    if can_draw_on(stream):
+        send(stream, Painter(stream).paint(info_table(facts)))
+        return
+    width = max((len(name) for name in facts), default=0)
+    send(stream, "".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
