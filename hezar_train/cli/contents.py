@@ -32,7 +32,7 @@ def _line(name: str, tensor: Tensor) -> str:
 
 
 def _series(run: Path, step: int) -> Iterator[str]:
-    from hezar_train.report.records import read_run
+    from hezar_train.report.reading import read_run
 
     found: dict[str, list[float]] = {}
     for row in read_run(run).rows:

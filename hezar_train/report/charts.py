@@ -97,7 +97,8 @@ def _help(num_runs: int) -> Html:
     marks = "A ring marks the best checkpoint" + (", a dotted line a resume. " if num_runs == 1 else ". ")
     mouse = element("span", "Drag over a curve to zoom, double-click to see all. ", class_="for-mouse")
     keys = element("span", "Keys: ← → move, + − zoom, Esc sees all.", class_="for-mouse")
-    return element("p", marks, mouse, keys, id="chart-help", class_="hint")
+    touch = element("span", "Touch a curve to see its values.", class_="for-touch")
+    return element("p", marks, mouse, keys, touch, id="chart-help", class_="hint")
 
 
 def _run_switch(place: int, run: RunRecord) -> Html:

@@ -24,7 +24,8 @@ from hezar_train.report.checkpoints import SavedCheckpoint, saved_checkpoints
 from hezar_train.report.markup import Content, Html, element, joined, of_user
 from hezar_train.report.panels import make_panels
 from hezar_train.report.picture import write_curves
-from hezar_train.report.records import RunRecord, read_runs
+from hezar_train.report.reading import read_runs
+from hezar_train.report.records import RunRecord
 from hezar_train.report.results import results_in_words, results_section
 from hezar_train.report.sections import (
     checkpoints_section,

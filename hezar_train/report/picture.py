@@ -14,7 +14,8 @@ from typing import Any
 
 from hezar_train.config.files import write_atomically
 from hezar_train.report.panels import Curve, Line, Panel, make_panels
-from hezar_train.report.records import RunRecord, read_run
+from hezar_train.report.reading import read_run
+from hezar_train.report.records import RunRecord
 from hezar_train.report.ticks import round_ends, round_ticks
 from hezar_train.report.words import number, spoken
 

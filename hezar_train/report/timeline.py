@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hezar_train.events import Row, end_of
-from hezar_train.report.records import RunRecord, is_moment, is_number
+from hezar_train.report.reading import is_moment, is_number
+from hezar_train.report.records import RunRecord
 
 __all__ = ["Clock", "Start", "TimeSplit", "starts_of", "time_split"]
 

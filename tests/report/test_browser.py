@@ -92,6 +92,15 @@ def test_hovering_shows_the_values_there_in_every_panel(open_page: Open, report:
     assert page.locator(".legend output").first.inner_text() == before
 
 
+def test_a_finger_on_a_curve_shows_the_values_there_and_a_phone_is_told_so(open_page: Open, report: Path) -> None:
+    page = open_page(report, 390, has_touch=True, is_mobile=True)
+    assert page.locator(".for-touch").is_visible()
+    assert not page.locator(".for-mouse").first.is_visible()
+    page.locator(".plot").first.tap(position={"x": 80, "y": 60})
+    page.wait_for_function("document.querySelector('.at').textContent.startsWith('step ')")
+    assert len(set(page.locator(".chart:visible .at").all_inner_texts())) == 1
+
+
 def test_dragging_zooms_all_panels_and_a_double_click_shows_all(open_page: Open, report: Path) -> None:
     page = open_page(report)
     whole = _number_of_points(page)

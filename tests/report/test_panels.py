@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hezar_train.events import Row
 from hezar_train.report.panels import Curve, make_panels, thinned
-from hezar_train.report.records import read_run
+from hezar_train.report.reading import read_run
 from hezar_train.report.ticks import round_ends, round_ticks
 from tests.report.runs import BEGUN, HandmadeRun, finished_run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 from hezar_train.errors import ConfigError
 from hezar_train.events import Row
-from hezar_train.report.records import read_run, read_runs
+from hezar_train.report.reading import read_run, read_runs
+from hezar_train.report.records import STALE_SECONDS
 from hezar_train.report.sections import status_badge, time_section
 from hezar_train.report.timeline import Clock, starts_of, time_split
 from tests.report.runs import BEGUN, HandmadeRun, finished_run
@@ -157,3 +159,12 @@ def test_a_run_whose_lock_names_a_holder_and_that_just_wrote_is_under_way(tmp_pa
     assert not read_run(tmp_path).is_under_way
     (tmp_path / "lock").write_text('{"pid": 1}')
     assert read_run(tmp_path).is_under_way
+
+
+def test_a_run_is_under_way_before_its_first_row_and_not_when_nothing_was_written_for_long(tmp_path: Path) -> None:
+    run = HandmadeRun(tmp_path)
+    (run.root / "lock").write_text('{"pid": 1}')
+    assert read_run(tmp_path).is_under_way
+    long_ago = time.time() - 2 * STALE_SECONDS
+    os.utime(run.root / "lock", (long_ago, long_ago))
+    assert not read_run(tmp_path).is_under_way

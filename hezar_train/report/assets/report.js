@@ -361,8 +361,13 @@
   for (const chart of charts) {
     const { plot } = chart;
     plot.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0 || event.pointerType === "touch" || !chart.range) return;
+      if (event.button !== 0 || !chart.range) return;
       const position = positionOf(chart, event);
+      if (event.pointerType === "touch") { // a finger looks; what it drags is the page, or the hair
+        view.cursor = snapped(chart, position);
+        askForCursor();
+        return;
+      }
       chart.drag = { from: position, to: position, x: event.clientX };
       plot.setPointerCapture(event.pointerId);
     });
