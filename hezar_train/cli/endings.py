@@ -15,14 +15,16 @@ from typing import Any
 
 import click
 
-from hezar_train.errors import ConfigError, DataError, HezarTrainError, HubError, TrainingInterrupted
+from hezar_train.errors import ConfigError, DataError, HezarTrainError, HubError, TrainingInterrupted, suggestion
 
 __all__ = [
     "DEBUG",
     "EXIT_CODES",
     "EXIT_FAILED",
     "EXIT_NOT_UPLOADED",
+    "PROGRAM",
     "Commands",
+    "NotUploadedError",
     "is_main_process",
     "show_error",
     "show_unexpected",
@@ -36,15 +38,20 @@ EXIT_INTERRUPTED = 130
 EXIT_CODES = """\b
 Exit codes:
   0    done (also: it was done already)
-  1    failed: a damaged checkpoint, a locked folder, a loss that is not finite, an unexpected error
+  1    failed: a damaged checkpoint, a locked folder, a loss that is not finite, a Hub that fails, an unexpected error
   2    refused: a mistake in the config, the data or the command line
-  75   trained, but not uploaded to the Hub: `hezar-train push RUN` finishes it
+  75   trained, but not uploaded to the Hub, also by `push`: `hezar-train push RUN` finishes it
   130  interrupted by Ctrl-C; after the first one, the run was saved
   143  ended by SIGTERM; the run was saved"""
 
+PROGRAM = "hezar-train"
 ERROR_MARK = "error: "
 DEBUG = "hezar_train.debug"
 SHIPPED_RECIPES = "_recipes"
+
+
+class NotUploadedError(HubError):
+    """A push that failed: what was trained lies in the run's folder, and can be pushed again."""
 
 
 class Commands(click.Group):
@@ -64,6 +71,9 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
+        except click.NoSuchOption as error:
+            words = f"No such option {error.option_name!r}.{_written_as_field(error)}"
+            raise click.UsageError(words, error.ctx) from error
         except HezarTrainError as error:
             if ctx.find_root().meta.get(DEBUG):
                 traceback.print_exc()
@@ -72,8 +82,19 @@ class Commands(click.Group):
             ctx.exit(_exit_code(error))
 
 
+def _written_as_field(error: click.NoSuchOption) -> str:
+    """Return how to write what was given as an option, if it is a field of the config and the command takes fields."""
+    from hezar_train.config import TrainerConfig
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    takes_fields = error.ctx is not None and any(one.name == "overrides" for one in error.ctx.command.params)
+    if takes_fields and name in TrainerConfig.fields():
+        return f" A field of the config is given without dashes: {name}=VALUE."
+    return suggestion(error.option_name, error.possibilities or ())
+
+
 def _exit_code(error: HezarTrainError) -> int:
-    if isinstance(error, HubError):
+    if isinstance(error, NotUploadedError):
         return EXIT_NOT_UPLOADED
     return EXIT_REFUSED if isinstance(error, ConfigError | DataError) else EXIT_FAILED
 
@@ -117,16 +138,18 @@ def is_main_process() -> bool:
 
 
 def _place(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    """Return the last line of the user's own code or of a recipe, else the last of all."""
+    """Return the last line of the user's own code or of a recipe, else the last of all that has a text."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if _is_own(frame.filename)]
-    return next(reversed(own or frames), None)
+    return next(reversed(own or [frame for frame in frames if frame.line]), None)
 
 
 def _is_own(filename: str) -> bool:
     path, package = Path(filename), Path(__file__).parents[1]
     if path.is_relative_to(package):
         return path.is_relative_to(package / SHIPPED_RECIPES)
+    if path.name == PROGRAM:  # the script that pip makes, wherever it lies
+        return False
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return path.is_file() and not any(path.is_relative_to(folder) for folder in libraries)
 

@@ -37,24 +37,22 @@ def verify(run: str, contents: bool) -> None:
       hezar-train verify runs/image_classification --contents
     """
     from hezar_train.checkpoint import CheckpointStore
-    from hezar_train.config import read_mapping
     from hezar_train.launch import run_config
 
     with plain_warnings():
         config = run_config(run)
     store = CheckpointStore(Path(run) / config.checkpoints_dir)
-    steps, best_file = store.steps(), Path(run) / "best.json"
+    steps = store.steps()
     if not steps:
         raise CheckpointError(f"{store.root} holds no checkpoints: there is nothing to verify")
-    best = read_mapping(best_file).get("step") if best_file.is_file() else None
+    best, problem = _best_of(Path(run), steps)
     num_damaged = sum(not _is_whole(store, step, is_best=step == best) for step in steps)
-    is_best_missing = best is not None and best not in steps
-    if is_best_missing:
-        _tell(False, f"{best_file} names step {best}, which has no checkpoint")
+    if problem:
+        _tell(False, problem)
     if num_damaged:
         words = f"{num_damaged} of {len(steps)} checkpoints damaged"
         click.echo(f"{words}; a resume takes the newest that is whole", err=True)
-    if num_damaged or is_best_missing:
+    if num_damaged or problem:
         sys.exit(EXIT_FAILED)
     click.echo("1 checkpoint, whole" if len(steps) == 1 else f"{len(steps)} checkpoints, all whole")
     if contents:
@@ -63,6 +61,18 @@ def verify(run: str, contents: bool) -> None:
         click.echo(
             "\n".join(["", store.path(steps[-1]).name, *contents_of(Path(run), store.open(store.path(steps[-1])))])
         )
+
+
+def _best_of(run: Path, steps: list[int]) -> tuple[int | None, str]:
+    """Return the step of the best checkpoint, and what is wrong with the file that names it."""
+    from hezar_train.checkpoint.best import read_best_step
+
+    try:
+        best = read_best_step(run / "best.json")
+    except CheckpointError as error:
+        return None, str(error)
+    is_there = best is None or best in steps
+    return best, "" if is_there else f"{run / 'best.json'} names step {best}, which has no checkpoint"
 
 
 def _is_whole(store: CheckpointStore, step: int, *, is_best: bool) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hezar_train.cli.counting import counting
 from hezar_train.cli.options import (
     debug_option,
     overrides_argument,
@@ -16,6 +18,7 @@ from hezar_train.cli.options import (
     recipe_option,
     run_argument,
 )
+from hezar_train.cli.places import refuse_unwritable_file
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import MissingDependencyError
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "find_lr", "predict"]
 
 PICTURE = "lr_finder.png"
+OUT = "--out FILE"
+MOST_NAMED = 5
 
 checkpoint_option = click.option(
     "--checkpoint",
@@ -52,7 +57,8 @@ def evaluate(run: str, split: str | None, checkpoint: str, as_json: bool, recipe
       hezar-train evaluate runs/image_classification --split train --checkpoint last
     """
     opened = _open(run, recipe, checkpoint)
-    metrics = opened.evaluate(split)
+    with counting(opened.trainer.hooks_in_eval, "evaluated"):
+        metrics = opened.evaluate(split)
     if as_json:
         click.echo(json.dumps({"checkpoint": opened.checkpoint.name, "split": split, "metrics": metrics}))
         return
@@ -88,8 +94,14 @@ def predict(run: str, files: tuple[str, ...], out: str | None, checkpoint: str, 
     """
     from hezar_train.launch import gather_inputs
 
+    if out is not None:
+        refuse_unwritable_file(out, OUT)
     given = gather_inputs(files)
-    found = list(zip(map(_plain, given), _open(run, recipe, checkpoint).predict(given), strict=True))
+    opened = _open(run, recipe, checkpoint)
+    with counting(opened.trainer.hooks_in_predict, "predicted"):
+        found = list(zip(map(_plain, given), opened.predict(given), strict=True))
+    if empty := [_text(one) for one, value in found if value in ("", [])]:
+        click.echo(f"nothing was found in {len(empty)} of {len(found)}: {', '.join(empty[:MOST_NAMED])}", err=True)
     if out is None:
         for one, value in found:
             click.echo(f"{_text(one)}\t{_text(value)}")
@@ -123,17 +135,19 @@ def find_lr(
 
     with plain_warnings():
         loaded = load_target(recipe, ["resume_from_checkpoint=false", *overrides])
+    picture = Path(loaded.config.output_dir) / PICTURE if out is None else Path(out)
+    refuse_unwritable_file(picture, OUT)
     result = build_trainer(loaded).find_lr(lr_min, lr_max, num_steps)
-    _draw(result, Path(loaded.config.output_dir) / PICTURE if out is None else Path(out))
+    _draw(result, picture)
     low, high = result.get_lr_range()
     click.echo(f"{result}\nA range for schedules that go up and down: {low:.3g} to {high:.3g}")
-    click.echo(f"To train with it: hezar-train train {' '.join([recipe, *overrides])} learning_rate={high:.3g}")
+    click.echo(f"To train with it: hezar-train train {shlex.join([recipe, *overrides])} learning_rate={high:.3g}")
 
 
 def _draw(result: LRFinderResult, path: Path) -> None:
     try:
         click.echo(f"The curve is in {result.plot(path)}")
-    except MissingDependencyError as error:
+    except (MissingDependencyError, OSError, ValueError) as error:  # the rates count, not the picture of them
         click.echo(f"warning: there is no picture. {error}", err=True)
 
 

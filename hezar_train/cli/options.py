@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from hezar_train.cli.endings import DEBUG, is_main_process
+from hezar_train.errors import HezarTrainError
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
 __all__ = [
+    "GAP",
     "NUM_RESTARTS",
     "SAVED_BEFORE",
     "complete_fields",
@@ -35,11 +38,13 @@ __all__ = [
     "show",
     "shown_path",
     "table",
+    "width_of_paper",
 ]
 
 SAVED_BEFORE = "HEZAR_TRAIN_SAVED_BEFORE"
 NUM_RESTARTS = 3
 WIDTH_OF_FILES = 200
+GAP = 2  # between columns
 
 Command = Callable[..., Any]
 
@@ -72,8 +77,20 @@ def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def _complete_overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the names of fields with their equals sign."""
-    return [CompletionItem(f"{item.value}=") for item in complete_fields(ctx, param, incomplete)]
+    """Offer the names of fields, and of the recipe's options, with their equals sign."""
+    options = [CompletionItem(name) for name in _options(ctx.params) if name.startswith(incomplete)]
+    return [CompletionItem(f"{item.value}=") for item in (*complete_fields(ctx, param, incomplete), *options)]
+
+
+def _options(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the options of the recipe, the file or the run that the command line names; none if it is not one."""
+    from hezar_train.launch import option_names
+
+    given = next((arguments[name] for name in ("recipe", "source", "run") if arguments.get(name)), None)
+    try:
+        return [] if given is None else [f"recipe.{name}" for name in option_names(given)]
+    except HezarTrainError:
+        return []
 
 
 def recipe_argument(command: Command) -> Command:
@@ -129,10 +146,15 @@ def table(*titles: str, lines_between: int = 0) -> Table:
     """Return an empty table without a frame; text that is too long for its column goes on in the next line."""
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, padding=(0, 2, lines_between, 0), header_style="bold")
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, lines_between, 0), header_style="bold")
     for title in titles:
         made.add_column(title, overflow="fold")
     return made
+
+
+def width_of_paper() -> int:
+    """Return how many characters fit on a line: of the terminal, or of a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_FILES
 
 
 def show(what: Table | Text) -> None:
@@ -140,9 +162,9 @@ def show(what: Table | Text) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(markup=False, highlight=False).print(what)
+        Console(width=width_of_paper(), markup=False, highlight=False).print(what)
         return
-    paper = Console(file=io.StringIO(), width=WIDTH_OF_FILES, markup=False, highlight=False)
+    paper = Console(file=io.StringIO(), width=width_of_paper(), markup=False, highlight=False)
     with paper.capture() as captured:
         paper.print(what)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -8,7 +8,7 @@ import click
 
 from hezar_train import __version__
 from hezar_train.cli.config import config
-from hezar_train.cli.endings import EXIT_CODES, Commands, show_unexpected
+from hezar_train.cli.endings import EXIT_CODES, PROGRAM, Commands, show_unexpected
 from hezar_train.cli.health import audit, verify
 from hezar_train.cli.looking import evaluate, find_lr, predict
 from hezar_train.cli.options import debug_option
@@ -19,8 +19,6 @@ from hezar_train.cli.training import reproduce, resume, train
 from hezar_train.elastic import reported_exit
 
 __all__ = ["main", "root"]
-
-PROGRAM = "hezar-train"
 
 
 @click.group(cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import click
 
-from hezar_train.cli.options import debug_option, show, table
+from hezar_train.cli.options import GAP, debug_option, show, table, width_of_paper
 from hezar_train.cli.run_summary import RUNNING, RunSummary, find_runs, summarize
 from hezar_train.errors import ConfigError
 from hezar_train.events import FAILED, FINISHED, INTERRUPTED
 
 __all__ = ["runs"]
 
+TITLES = ["run", "recipe", "steps", "best", "state", "age"]
+NAME, RECIPE, STATE, NUMBERS = 0, 1, 4, (2, 5)
+SHORTEST_NAME = 8
 STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red"}
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -44,15 +47,27 @@ def runs(folder: Path) -> None:
 
 
 def _print(found: list[RunSummary]) -> None:
+    """Print the table; where it is too wide, the recipe is cut or left out, for mostly the run has its name."""
     from rich.text import Text
 
-    rows = table("run", "recipe", "steps", "best", "state", "age")
-    rows.columns[2].justify = rows.columns[5].justify = "right"
-    for run in found:
-        steps = f"{run.step}" if run.total_steps is None else f"{run.step}/{run.total_steps}"
-        state = Text(run.state, STYLES[run.state])
-        rows.add_row(run.name, run.kind, steps, run.best, state, _age(run.age_seconds))
+    cells = [_cells(run) for run in found]
+    widths = [max(map(len, column)) for column in zip(TITLES, *cells, strict=True)]
+    room = width_of_paper() - sum(widths) - GAP * (len(widths) - 1) + widths[RECIPE]
+    numbers = [number for number in range(len(TITLES)) if number != RECIPE or room >= SHORTEST_NAME]
+    rows = table(*(TITLES[number] for number in numbers))
+    for number, column in zip(numbers, rows.columns, strict=True):
+        column.no_wrap = number != NAME  # a name that is too long goes on in the next line, so that it can be copied
+        column.overflow = "fold" if number == NAME else "ellipsis"
+        column.max_width = room if number == RECIPE else None
+        column.justify = "right" if number in NUMBERS else "left"
+    for row in cells:
+        rows.add_row(*(Text(row[number], STYLES[row[STATE]] if number == STATE else "") for number in numbers))
     show(rows)
+
+
+def _cells(run: RunSummary) -> list[str]:
+    steps = f"{run.step}" if run.total_steps is None else f"{run.step}/{run.total_steps}"
+    return [run.name, run.kind, steps, run.best, run.state, _age(run.age_seconds)]
 
 
 def _name(run: Path, folder: Path) -> str:

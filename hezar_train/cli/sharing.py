@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from hezar_train.cli.endings import NotUploadedError
 from hezar_train.cli.options import debug_option, plain_warnings, run_argument
+from hezar_train.cli.places import refuse_unwritable_file
+from hezar_train.config import CONFIG_FILE
 from hezar_train.config.fields.hub import HUB_STRATEGIES
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, HubError
 
 __all__ = ["push", "report"]
+
+MARKS_OF_A_RUN = (CONFIG_FILE, "plan.json", "logs/*/metrics.json")
 
 
 @click.command("report", short_help="Write a page with the curves of a run, or of several.")
@@ -27,9 +34,22 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
       hezar-train report runs/image_classification
       hezar-train report runs/first runs/second --out compared.html
     """
-    from hezar_train.report import write_report
+    from hezar_train.report import COMPARISON_FILE, REPORT_FILE, write_report
 
+    for run in map(Path, runs):
+        _refuse_other_folder(run)
+    usual = Path(runs[0], REPORT_FILE) if len(runs) == 1 else COMPARISON_FILE
+    refuse_unwritable_file(usual if out is None else out, "--out FILE")
     click.echo(f"Open it in a browser: {write_report(runs, out)}")
+
+
+def _refuse_other_folder(run: Path) -> None:
+    """Raise for a folder that is no run, though it may have a folder of a run's name: nothing is written into it."""
+    if not any(any(run.glob(mark)) for mark in MARKS_OF_A_RUN):
+        raise ConfigError(
+            f"{run} is not the folder of a run: it has none of {', '.join(MARKS_OF_A_RUN)}. Name the output_dir of a "
+            "run; `hezar-train runs` lists those in ./runs."
+        )
 
 
 @click.command("push", short_help="Push a run to the Hugging Face Hub.")
@@ -60,5 +80,8 @@ def push(
         config = run_config(run)
     if repo is None and config.get("hub_model_id") is None:
         raise ConfigError(f"the config of {run} names no repository (hub_model_id). Name one: --repo OWNER/NAME")
-    outcome = push_run(run, repo, revision=revision, strategy=strategy, private=private, commit_message=message)
+    try:
+        outcome = push_run(run, repo, revision=revision, strategy=strategy, private=private, commit_message=message)
+    except HubError as error:
+        raise NotUploadedError(str(error)) from error
     click.echo(f"{outcome}\n{outcome.url}")

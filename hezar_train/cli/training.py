@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,7 +25,9 @@ from hezar_train.cli.options import (
     recipe_option,
     run_argument,
 )
+from hezar_train.cli.places import refuse_unwritable_folder
 from hezar_train.config import CONFIG_FILE
+from hezar_train.config.files import read_json
 from hezar_train.elastic import num_restarts, run_group
 from hezar_train.errors import ConfigError, RunLockedError, TrainingInterrupted
 
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["reproduce", "resume", "train"]
 
-FAST_DEV_RUN = ("max_steps=20", "eval_steps=10", "log_steps=1", "resume_from_checkpoint=false")
+FAST_DEV_RUN = ("max_steps=20", "eval_steps=10", "log_steps=1")
 
 
 @click.command("train", short_help="Train a recipe, or go on with it.")
@@ -67,8 +71,10 @@ def train(
 
     with plain_warnings():
         loaded = load_target(recipe, overrides)
-        if fast_dev_run:
-            overrides = (f"output_dir={json.dumps(f'{loaded.config.output_dir}-dev')}", *FAST_DEV_RUN, *overrides)
+        if fast_dev_run:  # what keeps it away from the real run comes last: nothing can override it
+            place = json.dumps(f"{Path(loaded.config.output_dir)}-dev")
+            apart = (f"output_dir={place}", "resume_from_checkpoint=false", "push_to_hub=false")
+            overrides = (*FAST_DEV_RUN, *overrides, *apart)
             loaded = load_target(recipe, overrides)
     _run(loaded, ["train", "--", recipe, *overrides], num_processes, max_restarts)
 
@@ -85,7 +91,10 @@ def resume(
     """Go on with a run from its newest checkpoint: config, recipe and options are those in its folder.
 
     A change that would make it another run is refused, and so is a recipe that has changed since, unless you say
-    accept_changes=true. What does not change the run is free: num_epochs, how often to log, save and evaluate.
+    accept_changes=true. What does not change the run is free: how often to log, save and evaluate; num_epochs, too,
+    unless a schedule is laid out over the whole run.
+
+    A run without a checkpoint is refused, unless it was stopped before it had trained anything.
 
     \b
     Examples:
@@ -93,16 +102,18 @@ def resume(
       hezar-train resume runs/image_classification num_epochs=40 accept_changes=true
       hezar-train resume runs/image_classification resume_from_checkpoint=best
     """
-    from hezar_train.launch import load_run, refuse_changed_recipe
+    from hezar_train.launch import load_run, refuse_changed_recipe, refuse_without_checkpoint
 
     if any(override.startswith("output_dir=") for override in overrides):
         raise ConfigError(
             "a run goes on in its own folder. To start another one with its config: "
-            f"hezar-train train {run}/{CONFIG_FILE} output_dir=..."
+            f"hezar-train train {shlex.quote(f'{run}/{CONFIG_FILE}')} output_dir=..."
         )
     with plain_warnings():
         loaded = load_run(run, ["resume_from_checkpoint=true", *overrides], recipe)
     refuse_changed_recipe(loaded)
+    if _is_first_start():
+        refuse_without_checkpoint(loaded)
     place = [] if recipe is None else ["--recipe", recipe]
     _run(loaded, ["resume", *place, "--", run, *overrides], num_processes, max_restarts)
 
@@ -136,12 +147,19 @@ def reproduce(
 
 
 def _run(loaded: LoadedRecipe, arguments: Sequence[str], num_processes: int | None, max_restarts: int | None) -> None:
+    if _is_first_start() and is_main_process():
+        refuse_unwritable_folder(loaded.config.output_dir, "output_dir=FOLDER")
     if num_processes is not None:
         restarts = NUM_RESTARTS if max_restarts is None else max_restarts
         sys.exit(_train_in_processes(loaded, arguments, num_processes, restarts))
     if max_restarts is not None:
         raise click.UsageError("--max-restarts is for several processes: give --num-processes, too.")
     _train_here(loaded)
+
+
+def _is_first_start() -> bool:
+    """Tell whether nobody has looked at this command before: neither our front, nor this process before a restart."""
+    return SAVED_BEFORE not in os.environ and not num_restarts()
 
 
 def _train_here(loaded: LoadedRecipe) -> None:
@@ -190,10 +208,9 @@ def _write_report(trainer: Trainer) -> None:
 
 def _tell_end(loaded: LoadedRecipe, trainer: Trainer) -> None:
     """Say where everything is, and leave with the code of a run that is not on the Hub, if it should be."""
-    words = f"Everything lies in {loaded.config.output_dir}"
-    if trainer.folder.best.exists():
-        words += f"; the best checkpoint is that of step {trainer.state.best_checkpoint}"
-    click.echo(words)
+    click.echo(f"Everything lies in {loaded.config.output_dir}")
+    if best := read_json(trainer.folder.best):
+        click.echo(f"The best checkpoint is that of step {best['step']}: {best['metric']} {best['value']:.4g}")
     if trainer.hub_uploaded is False:
         click.echo(f"Not uploaded. `hezar-train push {loaded.config.output_dir}` finishes it.", err=True)
         sys.exit(EXIT_NOT_UPLOADED)

@@ -10,7 +10,9 @@ that a check needs no torch.
 from __future__ import annotations
 
 from hezar_train.launch.building import build_trainer, import_recipe, resumed, saved_checkpoints
+from hezar_train.launch.fetching import asked_for, load_splits, with_held_out
 from hezar_train.launch.finding import CONFIG_NAME, RECIPE_NAME, copy_recipe, recipe_folders, recipe_names
+from hezar_train.launch.given import path_of, text_of
 from hezar_train.launch.inputs import Inputs, gather_inputs
 from hezar_train.launch.looking import OpenRun, open_run
 from hezar_train.launch.recipe import LoadedRecipe, Recipe, check_file, load_recipe, read_sections
@@ -19,8 +21,10 @@ from hezar_train.launch.record import (
     load_any,
     load_run,
     load_target,
+    option_names,
     recipe_of_hash,
     refuse_changed_recipe,
+    refuse_without_checkpoint,
     run_config,
 )
 
@@ -32,6 +36,7 @@ __all__ = [
     "LoadedRecipe",
     "OpenRun",
     "Recipe",
+    "asked_for",
     "build_trainer",
     "check_file",
     "copy_recipe",
@@ -40,14 +45,20 @@ __all__ = [
     "load_any",
     "load_recipe",
     "load_run",
+    "load_splits",
     "load_target",
     "open_run",
+    "option_names",
+    "path_of",
     "read_sections",
     "recipe_folders",
     "recipe_names",
     "recipe_of_hash",
     "refuse_changed_recipe",
+    "refuse_without_checkpoint",
     "resumed",
     "run_config",
     "saved_checkpoints",
+    "text_of",
+    "with_held_out",
 ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hezar_train.config import TrainerConfig, read_mapping, write_mapping
 from hezar_train.errors import ConfigError
+from hezar_train.launch.hashing import changed_parts
 from hezar_train.launch.recipe import LoadedRecipe, Recipe
 from hezar_train.launch.record import RECORD_FILE
 
@@ -87,10 +88,11 @@ def _compare_with_record(loaded: LoadedRecipe) -> None:
     path = Path(loaded.config.output_dir) / RECORD_FILE
     if not path.exists() or not CheckpointStore(path.parent / loaded.config.checkpoints_dir).steps():
         return  # killed before it had saved anything: the run starts from the beginning
-    before, now = read_mapping(path), json.loads(json.dumps(loaded.record()))
-    if before.get("sha256") != now["sha256"]:
-        logger.warning("%s has changed since this run began: the run may not go on exactly", loaded.source)
-    changes = list(_option_changes(before.get("options") or {}, now["options"]))
+    before, options = read_mapping(path), json.loads(json.dumps(loaded.options))
+    if changed := changed_parts(before, loaded.folder):
+        words = "%s has changed since this run began (%s): the run may not go on exactly"
+        logger.warning(words, loaded.folder, ", ".join(changed))
+    changes = list(_option_changes(before.get("options") or {}, options))
     if changes and not loaded.config.accept_changes:
         listed = "\n".join(f"  {change}" for change in changes)
         raise ConfigError(

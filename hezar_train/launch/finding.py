@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from pathlib import Path
@@ -17,7 +16,6 @@ __all__ = [
     "copy_recipe",
     "find_config",
     "find_folder",
-    "hash_of",
     "list_recipe_folders",
     "recipe_folders",
     "recipe_names",
@@ -61,16 +59,13 @@ def find_folder(given: str) -> Path:
     for folder in [Path(given), *(root / given for root in _roots())] if given else []:
         if (folder / RECIPE_NAME).is_file():
             return folder
+    if Path(given).suffix.lower() in CONFIG_SUFFIXES and not Path(given).exists():
+        raise _no_such_file(Path(given))
     names = recipe_names()
     raise ConfigError(
-        f"there is no recipe {given!r}. Recipes found: {choices(names) or 'none'}.{suggestion(given, names)} "
+        f"there is no recipe {given!r}.{suggestion(given, names)} Recipes found: {choices(names) or 'none'}. "
         f"A recipe may also be a folder with {RECIPE_NAME} and {CONFIG_NAME}, or a config file in such a folder."
     )
-
-
-def hash_of(folder: Path) -> str:
-    """Return the SHA-256 of a recipe's source, by which a run knows it again."""
-    return hashlib.sha256((folder / RECIPE_NAME).read_bytes()).hexdigest()
 
 
 def copy_recipe(name: str, target: Path | None = None) -> Path:
@@ -78,7 +73,10 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
     source = find_folder(name)
     target = OWN_RECIPES / source.name if target is None else target
     if target.exists():
-        raise ConfigError(f"{target} is there already. Name another folder for the copy, or remove that one first.")
+        raise ConfigError(
+            f"{target} is there already. Name another folder for the copy: hezar-train recipes copy {name} "
+            f"{OWN_RECIPES / f'my_{source.name}'}"
+        )
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     if target.name != source.name:
         for config in target.glob("*.yaml"):
@@ -101,6 +99,14 @@ def _roots() -> list[Path]:
     shipped = package / "_recipes"
     roots = [OWN_RECIPES, shipped if shipped.is_dir() else package.parent / "recipes"]
     return [root for root in roots if root.is_dir()]
+
+
+def _no_such_file(path: Path) -> ConfigError:
+    others = [other.name for other in path.parent.glob("*") if other.suffix.lower() in CONFIG_SUFFIXES]
+    return ConfigError(
+        f"{path}: there is no such file.{suggestion(path.name, others)} Name a config file in a recipe's folder, or a "
+        "recipe: `hezar-train recipes list`."
+    )
 
 
 def _beside_a_recipe(config_file: Path) -> Path:

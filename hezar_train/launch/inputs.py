@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,8 @@ TEXT_SUFFIX = ".txt"
 JSON_LINES_SUFFIX = ".jsonl"
 TEXT_KEY = "text"
 PATH_KEYS = ("path", "image", "audio")
+WRONG_INPUT = (OSError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""What a recipe's `read` raises of something that it was not made for; torch and readers of sounds say RuntimeError."""
 
 
 class Inputs:
@@ -38,15 +40,16 @@ class Inputs:
         given = self.given[index]
         try:
             return self._read(given)
-        except (OSError, TypeError, ValueError, KeyError) as error:
-            raise DataError(f"{str(given)!r} cannot be made a sample: {type(error).__name__}: {error}") from error
+        except WRONG_INPUT as error:
+            reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{str(given)!r} cannot be made a sample: {reason}") from error
 
 
-def gather_inputs(files: Iterable[str]) -> list[Any]:
+def gather_inputs(files: Sequence[str]) -> list[Any]:
     """Return the inputs in files: the lines of `.txt` and `.jsonl`, the files of a folder, else each file itself."""
     found = [given for file in files for given in _inputs_in(file)]
     if not found:
-        raise DataError("there is nothing to predict for: the files given have no line that is not empty")
+        raise DataError(f"there is nothing to predict for: {'; '.join(map(_lack_of, files))}")
     return found
 
 
@@ -81,6 +84,12 @@ def _inputs_in(file: str) -> Iterator[Any]:
         yield from _json_lines(path)
     else:
         yield path
+
+
+def _lack_of(file: str) -> str:
+    if Path(file).is_dir():
+        return f"the folder {file} has no files (hidden ones, and those in folders below, are not read)"
+    return f"{'the standard input' if file == STANDARD_INPUT else file} has no line that is not empty"
 
 
 def _lines(text: str) -> list[str]:

@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hezar_train.config import TrainerConfig, read_mapping
+from hezar_train.checkpoint.best import read_best_step
+from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, ConfigError, DataError, choices, suggestion
 from hezar_train.launch.building import build_recipe
-from hezar_train.launch.finding import hash_of
+from hezar_train.launch.hashing import changed_parts
 from hezar_train.launch.inputs import Inputs, reader_of
 from hezar_train.launch.recipe import LoadedRecipe
 from hezar_train.launch.record import read_record
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenRun", "open_run"]
 
 BEST, LAST = "best", "last"
+ANOTHER = "Take another one: --checkpoint last is the newest that is whole."
 CLASSIFICATIONS = (TaskType.AUDIO_CLASSIFICATION, TaskType.IMAGE_CLASSIFICATION, TaskType.TEXT_CLASSIFICATION)
 
 
@@ -79,8 +81,8 @@ def open_run(loaded: LoadedRecipe, checkpoint: str = BEST) -> OpenRun:
     from hezar_train.trainer.splits import Splits
 
     path = _checkpoint_of(loaded.config, checkpoint)
-    if read_record(Path(loaded.config.output_dir)).get("sha256") != hash_of(loaded.folder):
-        logger.warning("%s has changed since this run began", loaded.source)
+    if changed := changed_parts(read_record(Path(loaded.config.output_dir)), loaded.folder):
+        logger.warning("%s has changed since this run began (%s)", loaded.folder, ", ".join(changed))
     built, module = build_recipe(loaded)
     splits = Splits.of(built.train_dataset, built.eval_dataset)
     evaluated = splits.for_evaluation
@@ -97,26 +99,41 @@ def _for_looking(config: TrainerConfig, checkpoint: Path) -> TrainerConfig:
 
 
 def _checkpoint_of(config: TrainerConfig, wanted: str) -> Path:
-    """Return the folder of a checkpoint; the trainer verifies it when it loads it."""
-    from hezar_train.checkpoint import CheckpointStore
+    """Return the folder of a checkpoint that verifies, before anything is built for it."""
+    from hezar_train.checkpoint import Checkpoint, CheckpointStore
 
     store = CheckpointStore(Path(config.output_dir) / config.checkpoints_dir)
     steps = store.steps()
     if not steps:
         raise CheckpointError(f"{store.root} holds no checkpoint yet: there are no weights to look at")
-    if wanted == BEST:
-        best = _best_step(Path(config.output_dir))
-        wanted = LAST if best is None else str(best)
-    if wanted == LAST:
+    step = _step_of(config, wanted, steps, store.root)
+    if step is None:
         newest, _ = store.newest()
         return store.path(steps[-1]) if newest is None else newest.path
+    try:
+        return Checkpoint(store.path(step)).path
+    except CheckpointError as error:
+        raise CheckpointError(f"the checkpoint {store.path(step)} is damaged: {error}. {ANOTHER}") from error
+
+
+def _step_of(config: TrainerConfig, wanted: str, steps: list[int], folder: Path) -> int | None:
+    """Return the step that is wanted; None for the newest that is whole."""
+    if wanted == BEST:
+        return _best_of(Path(config.output_dir), steps)
+    if wanted == LAST:
+        return None
     if not wanted.isdigit() or int(wanted) not in steps:
         raise ConfigError(
-            f"there is no checkpoint {wanted!r} in {store.root}. There are: best, last, {', '.join(map(str, steps))}."
+            f"there is no checkpoint {wanted!r} in {folder}. There are: best, last, {', '.join(map(str, steps))}."
         )
-    return store.path(int(wanted))
+    return int(wanted)
 
 
-def _best_step(run: Path) -> int | None:
-    path = run / "best.json"
-    return int(read_mapping(path)["step"]) if path.is_file() else None
+def _best_of(run: Path, steps: list[int]) -> int | None:
+    try:
+        best = read_best_step(run / "best.json")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {ANOTHER}") from error
+    if best is not None and best not in steps:
+        raise CheckpointError(f"{run / 'best.json'} names step {best}, which has no checkpoint. {ANOTHER}")
+    return best

@@ -5,8 +5,7 @@ Everything that is wrong with the config and the options is told in one error. `
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.files import parse_yaml
 from hezar_train.errors import ConfigError, choices, suggestion
-from hezar_train.launch.finding import CONFIG_NAME, RECIPE_NAME, find_config, hash_of
+from hezar_train.launch.finding import CONFIG_NAME, RECIPE_NAME, find_config
+from hezar_train.launch.hashing import hash_of_parts, parts_of
+from hezar_train.launch.options import option_problems
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,10 +79,12 @@ class LoadedRecipe:
 
     def record(self) -> dict[str, Any]:
         """Return what a run keeps of its recipe."""
+        parts = parts_of(self.folder)
         return {
             "path": str(self.folder),
             "config": self.config_name,
-            "sha256": hash_of(self.folder),
+            "sha256": hash_of_parts(parts),
+            "parts": parts,
             "options": self.options,
         }
 
@@ -136,7 +139,7 @@ def checked(
     folder: Path, fields: Mapping[str, Any], options: dict[str, Any], config_name: str = CONFIG_NAME
 ) -> LoadedRecipe:
     """Build the config; report its problems and those of the options in one error."""
-    problems = list(_option_problems(folder / RECIPE_NAME, options))
+    problems = list(option_problems(folder / RECIPE_NAME, options))
     try:
         config = TrainerConfig.from_dict(fields)
     except ConfigError as error:
@@ -155,41 +158,3 @@ def _override(text: str) -> tuple[str, Any]:
         return key, parse_yaml(value, Path(key))
     except ConfigError as error:
         raise ConfigError(f"the value of {text!r} cannot be read as YAML ({error}). Quote it: {key}='...'") from error
-
-
-def _option_problems(source: Path, options: Mapping[str, Any]) -> Iterator[str]:
-    """Tell of options that `build` does not take, and of those that it needs."""
-    if not source.is_file():
-        return  # a config on its own way somewhere: its options are checked where the recipe is
-    arguments = _build_arguments(source)
-    known = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
-    for name in options:
-        if name not in known and arguments.kwarg is None:
-            yield (
-                f"recipe.{name} is not an option of this recipe. Its build() takes: {choices(known) or 'none'}."
-                f"{suggestion(name, known)}"
-            )
-    for name in _needed(arguments):
-        if name not in options:
-            yield f"recipe.{name} is missing: the recipe's build() has no default for it"
-
-
-def _build_arguments(source: Path) -> ast.arguments:
-    """Read the arguments of `build` from the source, which is not run."""
-    try:
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{source}: cannot be read as Python: {error}") from error
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "build":
-            return node.args
-    raise ConfigError(f"{source}: expected a function build(**options) that returns a hezar_train.Recipe")
-
-
-def _needed(arguments: ast.arguments) -> list[str]:
-    num_without_default = len(arguments.args) - len(arguments.defaults)
-    by_keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return [
-        *(each.arg for each in arguments.args[:num_without_default]),
-        *(each.arg for each, default in by_keyword if default is None),
-    ]

@@ -1,28 +1,32 @@
 """The way back from a run's folder: its config, and its recipe by the record that it keeps.
 
-`recipe.json` has the recipe's path as it was given, the hash of its source and the options. The recipe is looked for
-there, seen from where the user is and from the folders around the run, then by its name; of several, the one with the
-right hash is taken. A run that was moved, or is named from elsewhere, is still itself: its `output_dir` is where it is.
+`recipe.json` has the recipe's path as it was given, its hash and the options. The recipe is looked for there, seen from
+where the user is and from the folders around the run, then by its name; of several, the one with the right hash is
+taken. A run that was moved, or is named from elsewhere, is still itself: its `output_dir` is where it is.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
-from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, choices, suggestion
+from hezar_train.events import FINISHED, LEDGER_FILE, end_of, read_starts
 from hezar_train.launch.finding import (
     CONFIG_NAME,
     CONFIG_SUFFIXES,
     RECIPE_NAME,
+    find_config,
     find_folder,
-    hash_of,
     list_recipe_folders,
     recipe_folders,
     recipe_names,
 )
+from hezar_train.launch.hashing import changed_parts, is_hash_of
+from hezar_train.launch.options import options_of
 from hezar_train.launch.recipe import LoadedRecipe, checked, load_recipe, overridden, read_sections
 
 __all__ = [
@@ -30,9 +34,11 @@ __all__ = [
     "load_any",
     "load_run",
     "load_target",
+    "option_names",
     "read_record",
     "recipe_of_hash",
     "refuse_changed_recipe",
+    "refuse_without_checkpoint",
     "run_config",
 ]
 
@@ -60,9 +66,9 @@ def recipe_of_hash(
     overrides: Iterable[str] = (),
     recipe: str | None = None,
 ) -> LoadedRecipe:
-    """Return the recipe on this machine whose source has a hash, with the config and the options given."""
+    """Return the recipe on this machine that has a hash, with the config and the options given."""
     folders = list_recipe_folders() if recipe is None else [find_folder(recipe)]
-    home = next((folder for folder in folders if hash_of(folder) == sha256), None)
+    home = next((folder for folder in folders if is_hash_of(folder, sha256)), None)
     if home is None:
         raise ConfigError(
             f"no recipe on this machine has the SHA-256 {sha256}. Recipes: {choices(recipe_names()) or 'none'}. "
@@ -74,8 +80,9 @@ def recipe_of_hash(
 def load_target(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
     """Load what can be trained: a recipe, or the config of a run that came from one."""
     path = Path(given)
-    if path.suffix.lower() in CONFIG_SUFFIXES and (path.parent / RECORD_FILE).is_file():
-        return load_run(path.parent, overrides)
+    is_beside_recipe = path.name != CONFIG_FILE and (path.parent / RECIPE_NAME).is_file()
+    if path.suffix.lower() in CONFIG_SUFFIXES and (path.parent / RECORD_FILE).is_file() and not is_beside_recipe:
+        return load_run(_run_of_config(path), overrides)
     if _is_run(path) and not (path / RECIPE_NAME).is_file():
         raise ConfigError(f"{given} is a run, not a recipe. To go on with it: hezar-train resume {given}")
     return load_recipe(given, overrides)
@@ -105,23 +112,68 @@ def read_record(run: Path) -> dict[str, Any]:
 
 def refuse_changed_recipe(loaded: LoadedRecipe) -> None:
     """Raise if the recipe is not the one that the run was started with, unless changes are accepted."""
-    record = read_record(Path(loaded.config.output_dir))
-    if record.get("sha256") != hash_of(loaded.folder) and not loaded.config.accept_changes:
+    changed = changed_parts(read_record(Path(loaded.config.output_dir)), loaded.folder)
+    if changed and not loaded.config.accept_changes:
         raise ConfigError(
-            f"{loaded.source} has changed since this run began, so the run would not go on exactly. Put the file back, "
-            "name a folder that has it as it was (--recipe FOLDER), or go on all the same: accept_changes=true."
+            f"{loaded.folder} has changed since this run began ({', '.join(changed)}), so the run would not go on "
+            "exactly. Put it back, name a folder that has the recipe as it was (--recipe FOLDER), or go on all the "
+            "same: accept_changes=true."
         )
+
+
+def refuse_without_checkpoint(loaded: LoadedRecipe) -> None:
+    """Raise if a run has trained and there is nothing to go on from; one that never began starts from the beginning."""
+    from hezar_train.checkpoint.store import DAMAGED_PREFIX
+
+    config, run = loaded.config, Path(loaded.config.output_dir)
+    saved = [path.name for path in (run / config.checkpoints_dir).glob("*")]
+    is_own = config.resume_from_checkpoint in (True, "last")
+    if not is_own or any(name.isdigit() or name.startswith(DAMAGED_PREFIX) for name in saved):
+        return  # what is damaged is told when it is loaded
+    is_finished = any(end_of(start).get("how") == FINISHED for start in read_starts(run))
+    has_trained = (run / LEDGER_FILE).is_file() and (run / LEDGER_FILE).stat().st_size > 0
+    if is_finished or has_trained:
+        why = "it finished" if is_finished else "it ended before its first save"
+        why += "" if config.save_enabled else ", with save_enabled=false"
+        raise CheckpointError(
+            f"{run} has no checkpoint to go on from: {why}. To train it from the beginning: hezar-train train "
+            f"{shlex.quote(str(run / CONFIG_FILE))}; what is there now is then kept in {run / 'previous'}."
+        )
+
+
+def option_names(given: str) -> list[str]:
+    """Return the options of the recipe that a name, a folder, a config file or a run means."""
+    path = Path(given)
+    run = path.parent if path.name == CONFIG_FILE else path
+    home = _home_of(run, read_record(run)) if _is_run(run) else find_config(given).parent
+    return options_of(home / RECIPE_NAME)
+
+
+def _run_of_config(path: Path) -> Path:
+    """Return the run that a file is the config of; among the files of a run there are others."""
+    if path.name != CONFIG_FILE or not path.is_file():
+        what = "not a config" if path.is_file() else "not there"
+        raise ConfigError(f"{path} is {what}. The config of this run is {path.with_name(CONFIG_FILE)}.")
+    return path.parent
 
 
 def _run_fields(run: Path) -> dict[str, Any]:
     if not _is_run(run):
-        siblings = [path.name for path in run.parent.glob("*") if _is_run(path)]
-        raise ConfigError(
-            f"{run} is not the folder of a run: it has no {CONFIG_FILE}.{suggestion(run.name, siblings)} "
-            "`hezar-train runs` lists those in ./runs."
-        )
+        raise _no_run(run)
     # Whether changes were accepted is a decision of that start, not of the next one.
     return {**read_mapping(run / CONFIG_FILE), "output_dir": str(run), "accept_changes": False}
+
+
+def _no_run(given: Path) -> ConfigError:
+    """Say what may have been meant: a run beside it or in ./runs, or a recipe that was not trained yet."""
+    others = [str(path) for folder in (given.parent, Path("runs")) for path in folder.glob("*") if _is_run(path)]
+    meant = [path for path in others if Path(path).name == given.name]
+    hint = f" Did you mean {meant[0]!r}?" if meant else suggestion(str(given), others)
+    if not hint and given.name in recipe_names():
+        hint = f" Nothing was trained there yet: hezar-train train {given.name}."
+    return ConfigError(
+        f"{given} is not the folder of a run: it has no {CONFIG_FILE}.{hint} `hezar-train runs` lists those in ./runs."
+    )
 
 
 def _is_run(folder: Path) -> bool:
@@ -132,7 +184,7 @@ def _home_of(run: Path, record: dict[str, Any]) -> Path:
     """Return the folder of a run's recipe: with the right hash if there is one, else the first that is there."""
     found = [folder for folder in _possible_homes(run, str(record.get("path", ""))) if (folder / RECIPE_NAME).is_file()]
     for folder in found:
-        if hash_of(folder) == record.get("sha256"):
+        if is_hash_of(folder, record.get("sha256")):
             return folder
     if not found:
         raise ConfigError(

@@ -279,7 +279,7 @@ class MultiModelTrainer(MultiModelCalls):
         step = self.state.global_step + 1
         raise NonFiniteError(
             f"gradient norm {norm}, loss {loss} of {name!r} at step {step}; it was not applied. Lower its learning "
-            "rate, or set max_grad_norm; the last checkpoint is intact.",
+            "rate, or set max_grad_norm; what was saved so far is intact.",
             step=step,
             samples=self.ctx.window.samples(),
         )

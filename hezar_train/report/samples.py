@@ -42,7 +42,8 @@ def worst_cards(
         element("ul", *shown, class_=kind),
     ]
     if more:
-        parts.append(element("details", element("summary", f"{len(more)} more"), element("ul", *more, class_=kind)))
+        folded = element("ul", *more, class_=kind)
+        parts.append(element("details", element("summary", f"{len(more)} more"), folded, class_="more"))
     return joined(parts)
 
 
@@ -111,7 +112,7 @@ def _example(root: Path, example: Mapping[str, Any], names: Sequence[str], *, is
     ]
     return element(
         "li",
-        _picture(root, example.get("image"), "the input"),
+        _picture(root, example.get("image"), "the example"),
         element("dl", *fields),
         class_="wrong" if said and target != prediction else None,
     )

@@ -177,7 +177,7 @@ class EpochBatches:
         state, samples = self._course.state, self._ctx.window.samples()
         raise NonFiniteError(
             f"loss {loss} in the update at step {state.global_step + 1} (epoch {state.epoch}), which was done by your "
-            "own code: the weights may be spoilt. The last checkpoint is intact.",
+            "own code: the weights may be spoilt. What was saved so far is intact.",
             step=state.global_step + 1,
             samples=samples,
         )

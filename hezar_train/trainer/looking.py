@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hezar_train.trainer.assembly import Assembly
 from hezar_train.trainer.checks import named_sets, one_set, refuse_absent_best
 from hezar_train.trainer.evaluation import EvaluationReport, looking_only
 from hezar_train.trainer.prediction import PredictionFile, write_predictions
-from hezar_train.trainer.report_details import ReportDetails
+from hezar_train.trainer.report_details import Drawn, ReportDetails
 from hezar_train.types import Mode
 
 __all__ = ["Looking"]
@@ -65,6 +65,14 @@ class Looking(Assembly):
         with PredictionFile(Path(path)) as file:
             self._predict_into(file.add, data)
         return Path(path)
+
+    def pictures(self) -> Iterable[Drawn]:
+        """Return what the report is to show of a model that draws: pictures, each with words by name.
+
+        A picture holds values from 0 to 1: rows and columns, or 1 or 3 channels before them. Called after each
+        evaluation of a training, on every process, in evaluation mode, without gradients; draws follow from the step.
+        """
+        return ()
 
     def _predict_together(self, data: Any, path: str | os.PathLike[str] | None) -> list[Any] | Path:
         """Let each process predict its share; all get the list, and the main one writes the file."""
@@ -154,16 +162,17 @@ class Looking(Assembly):
                 metrics = self.val_epoch() or {}
                 if self._tests_while_training():
                     metrics |= {f"test.{name}": value for name, value in (self.test_epoch() or {}).items()}
-                details = self._report_details() if self.runtime.is_main else {}
+                drawn = list(self.pictures())  # by every process: a model may be in pieces
+                details = self._report_details(drawn) if self.runtime.is_main else {}
         finally:
             self._evaluation.saved, self._evaluated_data = None, None
         if metrics:
             refuse_absent_best(self.best_key, metrics)
         return metrics, details
 
-    def _report_details(self) -> dict[str, Any]:
+    def _report_details(self, drawn: Sequence[Drawn]) -> dict[str, Any]:
         folder, pictures = self.folder, self.folder.pictures(self.state.global_step)
         details = ReportDetails(
             self.config, self.runtime, self.model, self.metrics_handler, self.preprocessor, folder.root, pictures
         )
-        return details.of(self.last_evaluation, self._evaluated_data or {})
+        return details.of(self.last_evaluation, self._evaluated_data or {}, drawn)

@@ -1,4 +1,4 @@
-"""A sample's picture as a small PNG, without a library for images: what a report shows of what a model misread."""
+"""Pictures as PNG without a library for images: what a model misread, small, and what it drew, as a report shows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["picture_of", "png"]
+__all__ = ["drawn_png", "picture_of", "png"]
 
 PICTURE_KEYS = ("pixel_values", "image", "images")
 NUM_CHANNELS = (1, 3)
@@ -25,6 +25,12 @@ def picture_of(sample: Any) -> bytes | None:
         return None
     stride = -(-max(pixels.shape[1:]) // MOST_SIDE)  # a large one is shown by every so manyth pixel
     return png(_in_8_bits(pixels[:, ::stride, ::stride]))
+
+
+def drawn_png(picture: torch.Tensor) -> bytes:
+    """Return a picture from 0 to 1, (rows, columns) or with 1 or 3 channels first, as PNG; beyond is cut off."""
+    pixels = (255 * picture.detach().float().clamp(0, 1)).round().byte()
+    return png(pixels.unsqueeze(0) if pixels.ndim == 2 else pixels)
 
 
 def png(pixels: torch.Tensor) -> bytes:

@@ -5,7 +5,7 @@ Nothing here decides anything in a run: what goes wrong with a user's dataset or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,17 @@ from hezar_train.runtime.sharding import is_sharded
 from hezar_train.trainer.continuations import continuations
 from hezar_train.trainer.decoding import decoded_inputs, generates, label_names_of
 from hezar_train.trainer.evaluation import EvaluationReport
+from hezar_train.trainer.pictures import drawn_png
 from hezar_train.trainer.sample_looks import SampleLooks, is_cheap_to_fetch
 from hezar_train.trainer.worst import in_words
 from hezar_train.types import TaskType
 
-__all__ = ["ReportDetails"]
+__all__ = ["Drawn", "ReportDetails"]
 
 NUM_TEXTS = 4
+
+Drawn = tuple[torch.Tensor, Mapping[str, Any]]
+"""A picture that the model made, and words about it by name."""
 
 
 @dataclass
@@ -46,18 +50,36 @@ class ReportDetails:
     pictures: Path
     """Where pictures go."""
 
-    def of(self, reports: Mapping[str, EvaluationReport], data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return tables, the worst samples and examples, and what they looked like where the data is known."""
-        plain = {
+    def of(
+        self, reports: Mapping[str, EvaluationReport], data: Mapping[str, Any], drawn: Sequence[Drawn] = ()
+    ) -> dict[str, Any]:
+        """Return tables, worst samples and examples, how they looked where the data is known, and what was drawn."""
+        found: dict[str, Any] = {
             "tables": {name: report.tables for name, report in reports.items()},
             "worst_samples": {name: report.worst_samples for name, report in reports.items()},
             "sample_loss_name": self.handler.sample_loss_name,
         }
         try:
-            return plain | self._as_they_looked(reports, data)
+            found |= self._as_they_looked(reports, data)
         except Exception as error:  # noqa: BLE001 - of the user's dataset or tokenizer: no picture is worth a run
             logger.warning("the report will not show what samples looked like: %s: %s", type(error).__name__, error)
-            return plain
+        if drawn:
+            examples = found.setdefault("examples", {}).setdefault(next(iter(reports), ""), [])
+            examples += self._kept(drawn)
+        return found
+
+    def _kept(self, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
+        """Write pictures down, and return a row for each; a full disk costs pictures, not the run."""
+        rows: list[dict[str, Any]] = []
+        try:
+            self.pictures.mkdir(parents=True, exist_ok=True)
+            for number, (pixels, words) in enumerate(drawn):
+                path = self.pictures / f"drawn-{number}.png"
+                path.write_bytes(drawn_png(pixels))
+                rows.append({"image": path.relative_to(self.root).as_posix(), **words})
+        except OSError as error:
+            logger.warning("the report will not show all that the model drew: %s", error)
+        return rows
 
     def _as_they_looked(
         self, reports: Mapping[str, EvaluationReport], data: Mapping[str, Any]

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hezar_train.checkpoint import CONFIG_FILE, Checkpoint, CheckpointStore
+from hezar_train.checkpoint.best import read_best_step
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
@@ -71,9 +72,9 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, fa
 
 
 def _best_step(folder: RunFolder) -> int:
-    if not folder.best.exists():
+    if (step := read_best_step(folder.best)) is None:
         raise CheckpointError(f"resume_from_checkpoint='best', but {folder.best} does not exist: no best result yet")
-    return int(read_mapping(folder.best)["step"])
+    return step
 
 
 def take_over(

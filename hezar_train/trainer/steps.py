@@ -155,7 +155,7 @@ class TrainSteps:
         raise NonFiniteError(
             f"{what} in the update at step {self._state.global_step + 1} (epoch {self._state.epoch}); it was not "
             f"applied. Samples of the window: {named}{more}. Look at them, lower learning_rate, or set "
-            "max_grad_norm; the last checkpoint is intact.",
+            "max_grad_norm; what was saved so far is intact.",
             step=self._state.global_step + 1,
             samples=samples,
         )

@@ -1,23 +1,32 @@
-"""A GAN that draws digits: two networks that learn from each other, and a figure for how well they do."""
+"""A GAN that draws digits: two networks that learn from each other, and a figure for how well they do.
+
+`dataset` puts pictures of the Hub, or of a folder, in their place: made small and grey, as the digits are.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import adaptive_avg_pool2d, binary_cross_entropy_with_logits
 from torch.utils.data import TensorDataset
 
 from hezar_train import MultiModelTrainer, Recipe
-from hezar_train.errors import MissingDependencyError
+from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices
+from hezar_train.launch import asked_for, load_splits, with_held_out
 from hezar_train.metrics import AdditiveMetric, MetricsHandler
 
+DIGITS = "digits"
 SIDE, LARGEST_PIXEL = 8, 16
 NUM_PIXELS = SIDE * SIDE
 NUM_NOISE = 16
+NUM_SHOWN = 20
+BOX = 4  # of PIL.Image.Resampling: a pixel is the mean of those in its place
 SPLIT_SEED = 0  # not the run's: every run is measured against the same digits
 
 
@@ -54,6 +63,13 @@ class Gan(MultiModelTrainer):
         """Return how little the discriminator is deceived."""
         return says(self.models["discriminator"](drawn), 1.0)
 
+    def pictures(self) -> Iterator[tuple[torch.Tensor, dict[str, str]]]:
+        """Draw for the report what `predict` draws of the texts "0", "1" and so on."""
+        texts = [str(number) for number in range(NUM_SHOWN)]
+        noise = torch.stack([read(text, None)[0] for text in texts]).to(self.runtime.device)
+        for text, drawn in zip(texts, self.models["generator"](noise), strict=True):
+            yield drawn, {"noise of": f'"{text}"'}
+
 
 def says(logits: torch.Tensor, answer: float) -> torch.Tensor:
     """Return the cross-entropy of verdicts to an answer."""
@@ -61,7 +77,7 @@ def says(logits: torch.Tensor, answer: float) -> torch.Tensor:
 
 
 class FrechetDistance(AdditiveMetric):
-    """Compare the means and covariances of pixels: |m1 - m2|^2 + trace(C1 + C2 - 2 (C1 C2)^(1/2))."""
+    """Compare the means and covariances of 8 x 8 pixels: |m1 - m2|^2 + trace(C1 + C2 - 2 (C1 C2)^(1/2))."""
 
     name = "frechet"
     output_keys = ("frechet",)
@@ -69,7 +85,7 @@ class FrechetDistance(AdditiveMetric):
 
     def statistics(self, predictions: Any, targets: Any) -> torch.Tensor:
         """Return 1, and the pixels of both images with their products, for each pair of images."""
-        both = [image.flatten(1).double() for image in (predictions, targets)]
+        both = [in_digit_size(images).flatten(1).double() for images in (predictions, targets)]
         products = [torch.einsum("ni,nj->nij", pixels, pixels).flatten(1) for pixels in both]
         return torch.cat([torch.ones_like(both[0][:, :1]), both[0], products[0], both[1], products[1]], dim=1)
 
@@ -85,46 +101,96 @@ class FrechetDistance(AdditiveMetric):
         return {self.name: float(gap + spread.trace() + real_spread.trace() - 2 * shared)}
 
 
+def in_digit_size(images: torch.Tensor) -> torch.Tensor:
+    """Bring larger images to the digits' size: of more pixels there would be too many products."""
+    return images if images.shape[1:] == (SIDE, SIDE) else adaptive_avg_pool2d(images, SIDE)
+
+
 def of_moments(moments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and covariance, of the means of pixels and of their products."""
     mean, products = moments.split([NUM_PIXELS, NUM_PIXELS**2])
     return mean, products.view(NUM_PIXELS, NUM_PIXELS) - mean.outer(mean)
 
 
-def generator(hidden: int) -> nn.Module:
+def generator(hidden: int, side: int) -> nn.Module:
     """Build the network that draws a digit from noise."""
     return nn.Sequential(
         nn.Linear(NUM_NOISE, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
         nn.Linear(hidden, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
-        nn.Linear(hidden, NUM_PIXELS), nn.Sigmoid(), nn.Unflatten(1, (SIDE, SIDE)),
+        nn.Linear(hidden, side * side), nn.Sigmoid(), nn.Unflatten(1, (side, side)),
     )  # fmt: skip
 
 
-def discriminator(hidden: int, dropout: float) -> nn.Module:
+def discriminator(hidden: int, dropout: float, side: int) -> nn.Module:
     """Build the network that says, by a positive number, that a digit is real."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(NUM_PIXELS, 2 * hidden), nn.LeakyReLU(0.2), nn.Dropout(dropout),
+        nn.Flatten(), nn.Linear(side * side, 2 * hidden), nn.LeakyReLU(0.2), nn.Dropout(dropout),
         nn.Linear(2 * hidden, hidden), nn.LeakyReLU(0.2), nn.Dropout(dropout), nn.Linear(hidden, 1),
     )  # fmt: skip
 
 
-def build(hidden: int = 128, dropout: float = 0.3, test_share: float = 0.2) -> Recipe:
-    """Build both networks and split the digits; a digit is its own label, for what is drawn is compared with it."""
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise MissingDependencyError("scikit-learn", "recipes", "the recipe 'gan'") from error
-    digits = load_digits()
-    parts = train_test_split(digits.images, test_size=test_share, stratify=digits.target, random_state=SPLIT_SEED)
-    train, test = (torch.tensor(part / LARGEST_PIXEL, dtype=torch.float32) for part in parts)
+def build(
+    hidden: int = 128,
+    dropout: float = 0.3,
+    test_share: float = 0.2,
+    dataset: str = DIGITS,
+    image_column: str = "image",
+    image_size: int = SIDE,
+) -> Recipe:
+    """Build both networks; a picture is its own label, for what is drawn is compared with it."""
+    if dataset == DIGITS and image_size != SIDE:
+        raise ConfigError(f"recipe.image_size={image_size} is for a recipe.dataset; the digits have {SIDE}")
+    train, test = digits(test_share) if dataset == DIGITS else hub_parts(dataset, image_column, image_size, test_share)
     return Recipe(
-        model={"generator": generator(hidden), "discriminator": discriminator(hidden, dropout)},
+        model={
+            "generator": generator(hidden, image_size),
+            "discriminator": discriminator(hidden, dropout, image_size),
+        },
         train_dataset=TensorDataset(train, train),
         eval_dataset=TensorDataset(test, test),
         metrics_handler=MetricsHandler([FrechetDistance()]),
         trainer_class=partial(Gan, interact="parallel", eval_model="generator"),
     )
+
+
+def digits(test_share: float) -> list[torch.Tensor]:
+    """Split the digits, with every class in the same share in both parts."""
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError as error:
+        raise MissingDependencyError("scikit-learn", "recipes", "the recipe 'gan'") from error
+    found = load_digits()
+    parts = train_test_split(found.images, test_size=test_share, stratify=found.target, random_state=SPLIT_SEED)
+    return [torch.tensor(part / LARGEST_PIXEL, dtype=torch.float32) for part in parts]
+
+
+def hub_parts(name: str, image_column: str, side: int, test_share: float) -> list[torch.Tensor]:
+    """Read the pictures of a dataset."""
+    rows = hub_rows(name, (image_column,), test_share)
+    with asked_for(f"recipe.dataset={name}"):
+        return [small_greys(part[image_column], side) for part in rows]
+
+
+def hub_rows(name: str, columns: Sequence[str], test_share: float) -> tuple[Any, Any]:
+    """Load a dataset's rows to train on and those held out; the first of the columns has pictures."""
+    override = f"recipe.dataset={name}"
+    found = with_held_out(override, load_splits(override, name), test_share)
+    features = found["train"].features
+    if missing := [column for column in columns if column not in features]:
+        others = " and ".join(f"recipe.{kind}_column=..." for kind in ("image", "label")[: len(columns)])
+        raise DataError(
+            f"{override} has no {choices(missing)}. Its columns: {choices(features)}. Name others with {others}"
+        )
+    if type(features[columns[0]]).__name__ != "Image":
+        raise DataError(f"{override} has no pictures in its column {columns[0]!r}, but {features[columns[0]]}")
+    return found["train"], found["held_out"]
+
+
+def small_greys(pictures: Iterable[Any], side: int) -> torch.Tensor:
+    """Make pictures as small as asked for, and as grey as the digits are: 17 greys, from 0 to 1."""
+    small = [np.array(one.convert("L").resize((side, side), resample=BOX)) for one in pictures]
+    return (torch.from_numpy(np.stack(small)).float() * LARGEST_PIXEL / 255).round() / LARGEST_PIXEL
 
 
 def read(given: Any, preprocessor: Any) -> tuple[torch.Tensor]:  # noqa: ARG001

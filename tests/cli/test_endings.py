@@ -76,6 +76,17 @@ def test_an_unexpected_error_names_the_line_of_the_recipe_and_keeps_its_tracebac
     kept.unlink()
 
 
+def test_the_script_that_starts_the_program_is_nobodys_own_code(tmp_path: Path, environment: dict[str, str]) -> None:
+    script = tmp_path / "bin/hezar-train"
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom hezar_train.cli import main\nsys.exit(main())\n")
+    command = [sys.executable, str(script), "recipes", "copy", "image_classification", "/proc/nowhere/digits"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("error: FileNotFoundError")
+    assert "bin/hezar-train" not in done.stderr
+    Path(re.findall(r"The traceback is in (\S+)\.", done.stderr)[0]).unlink()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -83,9 +94,14 @@ def test_an_unexpected_error_names_the_line_of_the_recipe_and_keeps_its_tracebac
         ("hezar-train train sum", {"sums"}),
         ("hezar-train train sums save_", {"save_enabled=", "save_freq=", "save_steps=", "save_total_limit="}),
         ("hezar-train config explain see", {"seed"}),
+        ("hezar-train train sums seed=1 recipe.", {"recipe.width="}),
+        ("hezar-train train runs/sums/train_config.yaml recipe.w", {"recipe.width="}),
+        ("hezar-train resume runs/sums recipe.", {"recipe.width="}),
+        ("hezar-train config show recipes/sums recipe.", {"recipe.width="}),
+        ("hezar-train train nothing recipe.", set()),
     ],
 )
-def test_the_shell_completes_commands_recipes_and_fields(
+def test_the_shell_completes_commands_recipes_fields_and_options(
     trained: Path, tmp_path: Path, environment: dict[str, str], words: str, expected: set[str]
 ) -> None:
     variables = {"_HEZAR_TRAIN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
@@ -93,7 +109,7 @@ def test_the_shell_completes_commands_recipes_and_fields(
         [sys.executable, "-m", "hezar_train"], cwd=tmp_path, env={**environment, **variables, "PATH": os.defpath},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert {line.split(",")[1] for line in done.stdout.splitlines()} == expected
+    assert {line.split(",")[1] for line in done.stdout.splitlines() if line} == expected
 
 
 def test_a_long_error_is_folded_between_words_and_keeps_its_lines() -> None:

@@ -64,6 +64,18 @@ def test_a_best_checkpoint_that_is_gone_is_told(invoke: Invoke, trained: Path) -
     assert (done.exit_code, "names step 5, which has no checkpoint" in done.stdout) == (1, True)
 
 
+@pytest.mark.parametrize("content", [b"\xff{", b"{}", b'{"step": "x"}'])
+def test_a_file_that_names_no_best_checkpoint_is_told_and_every_checkpoint_is_still_looked_at(
+    invoke: Invoke, trained: Path, content: bytes
+) -> None:
+    (trained / "best.json").write_bytes(content)
+    done = invoke("verify", "runs/sums")
+    *checkpoints, bad = done.stdout.splitlines()
+    assert (done.exit_code, [line.split()[:2] for line in checkpoints]) == (1, [["ok", "00000003"], ["ok", "00000006"]])
+    assert bad.startswith("  BAD  runs/sums/best.json: ")
+    assert "expected the step of the best checkpoint" in bad
+
+
 def test_nothing_to_verify_is_no_health(invoke: Invoke, trained: Path) -> None:
     shutil.rmtree(trained / "checkpoints")
     assert invoke("verify", "runs/sums").exit_code == 1

@@ -62,6 +62,28 @@ def test_a_damaged_checkpoint_is_not_evaluated(invoke: Invoke, trained: Path) ->
     assert (done.exit_code, "damaged" in done.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"step": 6}', "the checkpoint runs/sums/checkpoints/00000006 is damaged: "),
+        ('{"step": 5}', "runs/sums/best.json names step 5, which has no checkpoint."),
+        ('{"step": "x"}', "runs/sums/best.json: expected the step of the best checkpoint, got step='x'."),
+        ("{}", "runs/sums/best.json: expected the step of the best checkpoint, got step=None."),
+        ("{", "runs/sums/best.json, line 1: "),
+    ],
+)
+def test_a_best_checkpoint_that_cannot_be_had_is_told_with_the_one_that_can(
+    invoke: Invoke, trained: Path, content: str, words: str
+) -> None:
+    (trained / "best.json").write_text(content)
+    (trained / "checkpoints/00000006/model.safetensors").write_bytes(b"damaged")
+    done = invoke("evaluate", "runs/sums")
+    assert (done.exit_code, words in done.stderr) == (1, True), done.stderr
+    assert "--checkpoint last is the newest that is whole." in done.stderr
+    assert "resume_from_checkpoint" not in done.stderr
+    assert '"checkpoint": "00000003"' in invoke("evaluate", "runs/sums", "--checkpoint", "last", "--json").stdout
+
+
 def test_texts_json_values_and_the_standard_input_are_predicted_in_order(
     invoke: Invoke, trained: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +120,60 @@ def test_an_input_that_cannot_be_read_is_told(
     (tmp_path / "mine.txt").write_text(content)
     done = invoke("predict", "runs/sums", "mine.txt")
     assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("error", ["AttributeError", "IndexError", "RuntimeError", "OverflowError"])
+def test_an_input_that_a_recipe_was_not_made_for_is_named(
+    invoke: Invoke, trained: Path, tmp_path: Path, error: str
+) -> None:
+    source = tmp_path / "recipes/sums/recipe.py"
+    source.write_text(source.read_text() + f"\n\ndef read(given, preprocessor):\n    raise {error}('no')\n")
+    (tmp_path / "mine.jsonl").write_text('{"a": 1}\n')
+    done = invoke("predict", "runs/sums", "mine.jsonl")
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (
+        2,
+        f"error: \"{{'a': 1}}\" cannot be made a sample: {error}: no",
+    )
+
+
+def test_what_a_recipe_says_of_an_input_is_told_as_it_is() -> None:
+    from hezar_train.errors import DataError
+    from hezar_train.launch import Inputs
+
+    def read(given: object) -> None:
+        raise DataError(f"{given} is no picture")
+
+    with pytest.raises(DataError, match=r"^'5' cannot be made a sample: 5 is no picture$"):
+        Inputs([5], read)[0]
+
+
+def test_an_empty_folder_is_said_to_have_no_files(invoke: Invoke, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    done = invoke("predict", "runs/sums", "pictures", "-", stdin="\n")
+    assert done.exit_code == 2
+    assert "nothing to predict for: the folder pictures has no files" in done.stderr
+    assert "the standard input has no line that is not empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["predict", "runs/sums", "mine.txt"], ["find-lr", "sums"], ["report", "runs/sums"]],
+    ids=lambda command: command[0],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    invoke: Invoke, trained: Path, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("0.1 0.2\n")
+    (tmp_path / "recipes/sums/recipe.py").write_text("def build(width):\n    raise AssertionError\n")
+    done = invoke(*command, "--out", "/proc/x/y.png")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "/proc/x/y.png cannot be written: No such file or directory. Name another file: --out FILE" in done.stderr
+    assert invoke(*command, "--out", "mine.txt/y.png").exit_code == 2
+
+
+def test_trying_a_place_leaves_no_trace(invoke: Invoke, trained: Path, tmp_path: Path) -> None:
+    assert invoke("predict", "runs/sums", "nothing.txt", "--out", "new/below/y.jsonl").exit_code == 2
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_recipe_that_does_not_say_how_to_read_is_refused(invoke: Invoke, trained: Path, tmp_path: Path) -> None:
@@ -145,3 +221,23 @@ def test_a_learning_rate_is_suggested_and_only_the_picture_is_kept(
     assert "To train with it: hezar-train train sums batch_size=6 learning_rate=" in done.stdout
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert files_of(trained) == before
+
+
+def test_the_suggested_command_can_be_pasted_into_a_shell(invoke: Invoke, trained: Path) -> None:
+    done = invoke("find-lr", "sums", "metrics=[]", "output_dir=runs/my run", "--num-steps", "40", "--out", "curve.png")
+    assert "hezar-train train sums 'metrics=[]' 'output_dir=runs/my run' learning_rate=" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("sums", "Did you mean 'runs/sums'?"),
+        ("runs/sms", "Did you mean 'runs/sums'?"),
+        ("runs/image_classification", "Nothing was trained there yet: hezar-train train image_classification."),
+    ],
+)
+def test_a_run_that_is_not_there_is_answered_with_what_may_be_meant(
+    invoke: Invoke, trained: Path, given: str, words: str
+) -> None:
+    done = invoke("evaluate", given)
+    assert (done.exit_code, words in done.stderr) == (2, True), done.stderr

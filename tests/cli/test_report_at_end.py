@@ -20,7 +20,7 @@ ENDLESS = ["num_epochs=1000", "do_evaluate=false", "metric_for_best_model=loss",
 
 def test_a_finished_run_has_a_report_and_its_last_lines_say_where(invoke: Invoke, trained: Path) -> None:
     done = invoke("train", "sums", "output_dir=runs/new")
-    assert "Report: runs/new/report.html" in done.stdout.splitlines()[-2:]
+    assert "Report: runs/new/report.html" in done.stdout.splitlines()[-3:]
     page = (trained.parent / "new/report.html").read_text(encoding="utf-8")
     assert ">finished</span>" in page
     assert (trained.parent / "new/curves.png").read_bytes().startswith(b"\x89PNG")

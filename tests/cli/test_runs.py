@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import shutil
 import socket
 import subprocess
@@ -29,6 +31,31 @@ def test_a_finished_run_is_listed_with_its_recipe_steps_and_best(invoke: Invoke,
     row = row_of(invoke, "sums")
     assert row[:3] == ["sums", "sums", "6/6"]
     assert row[3:6] == ["even.loss", f"{best['value']:.4g}", "finished"]
+
+
+def shown_at(columns: int, folder: Path, environment: dict[str, str]) -> list[str]:
+    """Return the lines of `runs` on a terminal."""
+    reads, writes = pty.openpty()
+    command = [sys.executable, "-m", "hezar_train", "runs"]
+    subprocess.run(command, cwd=folder, env={**environment, "COLUMNS": str(columns)}, stdout=writes, check=True)
+    os.close(writes)
+    with open(reads, "rb", closefd=True) as terminal:
+        text = terminal.read1(65_536).decode()
+    return [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(("columns", "recipe"), [(71, ""), (80, r"image_\w+… +"), (120, "image_classification +")])
+def test_names_are_whole_on_a_terminal_and_the_recipe_takes_what_room_is_left(
+    trained: Path, tmp_path: Path, environment: dict[str, str], columns: int, recipe: str
+) -> None:
+    run = trained.rename(trained.with_name("image_classification-smoke"))
+    (run / "recipe.json").write_text('{"path": "recipes/image_classification"}')
+    (run / "plan.json").write_text('{"total_steps": 12000}')
+    (run / "best.json").write_text('{"step": 6, "metric": "evaluation.accuracy", "value": 0.9722}')
+    (run / "environment.json").unlink()
+    titles, row, *_ = shown_at(columns, tmp_path, environment)
+    assert re.match(rf"image_classification-smoke +{recipe}6/12000  accuracy 0.9722  finished ", row)
+    assert max(len(titles), len(row)) <= columns
 
 
 def test_a_run_short_of_its_end_is_interrupted_and_one_whose_process_lives_is_running(

@@ -26,7 +26,8 @@ def test_a_run_that_is_done_says_so_when_it_is_started_again(
         "nothing to resume in runs/image_classification-smoke/checkpoints: starting from the beginning" in first.stderr
     )
     assert "Training done!" in first.stdout
-    assert "Everything lies in runs/image_classification-smoke; the best checkpoint is that of step 12" in first.stdout
+    assert "Everything lies in runs/image_classification-smoke\n" in first.stdout
+    assert "The best checkpoint is that of step 12: evaluation.accuracy 0." in first.stdout
     assert "already trained to the end (step 12, epoch 1)" in caplog.text
     assert "Training done!" not in second.stdout
     record = json.loads((tmp_path / "runs/image_classification-smoke/recipe.json").read_text())
@@ -46,6 +47,41 @@ def test_a_run_that_was_to_be_uploaded_and_was_not_leaves_with_75(
     assert (trained.parent / "pushed/checkpoints/00000006").is_dir()
 
 
+def test_a_hub_that_cannot_be_read_is_a_failure_and_no_run_that_waits_for_its_upload(
+    invoke: Invoke, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    assert invoke("train", "sums", "output_dir=runs/new", "resume_from_checkpoint=hub://me/sums").exit_code == 1
+    assert invoke("reproduce", "me/sums").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("/proc/x", "/proc/x cannot be written to: No such file or directory."),
+        ("taken", "taken cannot be written to: it is a file. Expected a folder, or a place where one can be made."),
+        ("taken/below", "taken/below cannot be written to: Not a directory."),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_built(
+    invoke: Invoke, trained: Path, tmp_path: Path, place: str, words: str
+) -> None:
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "recipes/sums/recipe.py").write_text("def build(width):\n    raise AssertionError\n")
+    done = invoke("train", "sums", f"output_dir={place}")
+    assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
+    assert done.stderr.endswith("Name another: output_dir=FOLDER\n")
+
+
+def test_a_loss_that_is_not_finite_ends_a_run_without_a_promise_that_it_was_saved(
+    invoke: Invoke, trained: Path
+) -> None:
+    wild = ["learning_rate=1.0e+30", "max_grad_norm=null"]
+    done = invoke("train", "sums", "output_dir=runs/wild", "save_enabled=false", *wild)
+    assert (done.exit_code, "what was saved so far is intact" in done.stderr) == (1, True), done.stderr
+    assert "checkpoint" not in done.stderr
+
+
 def test_an_unknown_key_is_refused_with_the_right_one(invoke: Invoke) -> None:
     done = invoke("train", "image_classification", "learning_rte=0.1", "recipe.dropuot=0.5", "epochs=3")
     assert (done.exit_code, done.stdout) == (2, "")
@@ -58,9 +94,9 @@ def test_an_unknown_key_is_refused_with_the_right_one(invoke: Invoke) -> None:
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones(invoke: Invoke) -> None:
     done = invoke("train", "image_clasification")
+    meant = "Did you mean 'image_classification'? Recipes found: "
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: there is no recipe 'image_clasification'. Recipes found: ")
-    assert "Did you mean 'image_classification'?" in done.stderr
+    assert done.stderr.startswith(f"error: there is no recipe 'image_clasification'. {meant}")
 
 
 def test_a_missing_argument_is_a_usage_error(invoke: Invoke) -> None:
@@ -110,3 +146,36 @@ def test_a_fast_dev_run_tries_everything_in_a_folder_of_its_own(invoke: Invoke, 
     assert not (tmp_path / "runs/image_classification-smoke").exists()
     logged = [json.loads(line) for path in run.glob("logs/*/metrics.json") for line in path.read_text().splitlines()]
     assert {row["step"] for row in logged if "train.loss" in row} == set(range(1, 21))
+
+
+def test_a_fast_dev_run_leaves_the_real_run_alone_whatever_the_overrides_say(invoke: Invoke, trained: Path) -> None:
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    for _ in range(2):
+        wishes = ["output_dir=runs/sums/", "resume_from_checkpoint=true", "max_steps=5"]
+        assert invoke("train", "sums", *wishes, "--fast-dev-run").exit_code == 0
+    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+    assert (trained.parent / "sums-dev/checkpoints/00000005").is_dir()
+    assert (trained.parent / "sums-dev/previous/0001").is_dir(), "the second one starts anew"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("nofile.yaml", "nofile.yaml: there is no such file. Name a config file in a recipe's folder, or a recipe"),
+        ("recipes/sums/confg.yaml", "recipes/sums/confg.yaml: there is no such file. Did you mean 'config.yaml'?"),
+        ("runs/sums/plan.json", "plan.json is not a config. The config of this run is runs/sums/train_config.yaml."),
+        ("runs/sums/train_confg.yaml", "is not there. The config of this run is runs/sums/train_config.yaml."),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused_with_what_there_is(
+    invoke: Invoke, trained: Path, given: str, words: str
+) -> None:
+    done = invoke("train", given)
+    assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
+
+
+def test_a_field_written_as_an_option_is_answered_with_how_to_write_it(invoke: Invoke) -> None:
+    done = invoke("train", "image_classification", "--learning-rate", "0.1")
+    assert done.exit_code == 2
+    assert "A field of the config is given without dashes: learning_rate=VALUE." in done.stderr
+    assert "without dashes" not in invoke("runs", "--learning-rate").stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,12 @@ import torch
 from hezar_train.errors import DataError
 from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run
 from hezar_train.multi_model import MultiModelTrainer
+from hezar_train.report import write_report
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.hub.conftest import hub  # noqa: F401
+from tests.recipes.test_image_classification import bars  # noqa: F401
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "gan"
 gan: Any = import_recipe(FOLDER / "recipe.py")
@@ -92,3 +100,44 @@ def test_noise_of_another_length_is_refused() -> None:
     trainer_of().train()
     with pytest.raises(DataError, match="expected 16 numbers, not 2"):
         open_run(load_run(SMOKE_RUN)).predict([[1.0, 2.0]])
+
+
+def test_the_report_shows_what_is_drawn_of_the_same_texts_as_by_predict() -> None:
+    trainer_of().train()
+    record = json.loads(Path(SMOKE_RUN, "evaluations", "00000012.json").read_text(encoding="utf-8"))
+    assert [one["noise of"] for one in record["examples"][""]] == [f'"{number}"' for number in range(20)]
+    image = pytest.importorskip("PIL.Image")
+    with image.open(Path(SMOKE_RUN, record["examples"][""][3]["image"])) as picture:
+        shown = np.array(picture.resize((8, 8), image.Resampling.BOX)) / 255
+    assert np.allclose(shown, open_run(load_run(SMOKE_RUN), "last").predict(["3"])[0], atol=1 / 255)
+    assert write_report([SMOKE_RUN]).read_text(encoding="utf-8").count("<dt>noise of</dt>") == 20
+
+
+def test_a_disk_that_takes_no_pictures_does_not_end_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, taken = trainer_of(), Path("taken").absolute()
+    taken.write_text("a file where a folder should be", encoding="utf-8")
+    trainer.folder.pictures = lambda _: taken  # type: ignore[method-assign]
+    assert trainer.train().metrics["evaluation.frechet"] > 0
+    assert "the report will not show all that the model drew" in caplog.text
+
+
+def test_pictures_of_the_hub_take_the_place_of_the_digits_by_one_override(bars: str) -> None:  # noqa: F811
+    trainer = trainer_of(f"recipe.dataset={bars}")
+    assert (len(trainer.train_dataset), len(trainer.eval_dataset)) == (64, 16)
+    assert trainer.train().metrics["evaluation.frechet"] > 0
+    assert np.shape(open_run(load_run(SMOKE_RUN)).predict(["salam"])[0]) == (8, 8)
+
+
+def test_larger_pictures_are_drawn_and_compared_at_the_size_of_digits(bars: str) -> None:  # noqa: F811
+    trainer = trainer_of(f"recipe.dataset={bars}", "recipe.image_size=16")
+    found = trainer.train().metrics["evaluation.frechet"]
+    assert np.shape(open_run(load_run(SMOKE_RUN)).predict(["salam"])[0]) == (16, 16)
+    twice = torch.rand(5, 8, 8).repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+    assert torch.equal(gan.in_digit_size(twice), twice[:, ::2, ::2])
+    assert found < 64
+
+
+def test_a_run_begins_with_the_weights_of_another() -> None:
+    trainer_of("output_dir=first").train()
+    again = trainer_of("output_dir=again", "init_weights_from=first")
+    assert again.evaluate() == trainer_of("output_dir=first").evaluate()

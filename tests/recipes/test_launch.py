@@ -18,9 +18,11 @@ from hezar_train.launch import (
     load_run,
     open_run,
     recipe_names,
+    refuse_changed_recipe,
     resumed,
     saved_checkpoints,
 )
+from hezar_train.launch.hashing import changed_parts, hash_of
 
 RECIPE = """\
 import random
@@ -37,6 +39,10 @@ def build(width: int = 2, rate: float = 0.0, names: list | None = None) -> Recip
     drawn.append((random.random(), np.random.random()))
     data = torch.utils.data.TensorDataset(torch.zeros(6, width), torch.zeros(6, 1))
     return Recipe(model=torch.nn.Linear(width, 1), train_dataset=data)
+"""
+TYPED = """\
+def build(width: int, rate: float = 0.0, names: list[str] | None = None, mark: "str" = "", old: int = None,
+          other: tuple[int, ...] = (), any=0): ...
 """
 CONFIG = """\
 recipe:
@@ -103,6 +109,36 @@ def test_an_override_may_hold_an_equals_sign(folder: Path) -> None:
 def test_an_override_that_cannot_be_read_is_refused(folder: Path, override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
         load_recipe("line", [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("recipe.width=abc", "recipe.width: expected int, got str 'abc'"),
+        ("recipe.width=1e3", "recipe.width: expected int, got float 1000.0"),
+        ("recipe.width=true", "recipe.width: expected int, got bool True"),
+        ("recipe.width=", "recipe.width: expected int, got None"),
+        ("recipe.rate=much", "recipe.rate: expected float, got str 'much'"),
+        ("recipe.names=a", "recipe.names: expected list[str] | None, got str 'a'"),
+        ("recipe.names=[a, 1]", "recipe.names: expected list[str] | None, got list ['a', 1]"),
+        ("recipe.mark=1", "got int 1. Text is quoted for YAML, too: recipe.mark='\"1\"'"),
+    ],
+)
+def test_an_option_of_another_type_is_told_together_with_the_configs_problems(
+    folder: Path, override: str, words: str
+) -> None:
+    (folder / "recipe.py").write_text(TYPED)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("line", [override, "batch_size=0"])
+    first, second = caught.value.problems
+    assert (words in first, second[:12]) == (True, "batch_size=0"), first
+
+
+def test_values_that_fit_and_types_that_are_not_known_here_pass(folder: Path) -> None:
+    (folder / "recipe.py").write_text(TYPED)
+    given = ["width=3", "rate=1", "names=", "names=[a]", "mark=no", 'mark="1"', "old=", "old=2", "other=[1]", "any=x"]
+    for override in given:
+        load_recipe("line", [f"recipe.{override}"])
 
 
 def test_problems_of_options_and_fields_are_told_together(folder: Path) -> None:
@@ -180,7 +216,53 @@ def test_a_changed_recipe_is_told_of(folder: Path, caplog: pytest.LogCaptureFixt
     build_trainer(load_recipe("line")).train()
     (folder / "recipe.py").write_text(RECIPE + "# changed\n")
     build_trainer(load_recipe("line", ["num_epochs=2"]))
-    assert "recipe.py has changed since this run began" in caplog.text
+    assert "recipes/line has changed since this run began (recipe.py)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["recipe.py", "templates.txt", "fonts/a.ttf", "data.json", "pictures/a.png", "nested/more.yaml", "linked"]
+)
+def test_the_hash_of_a_recipe_is_that_of_everything_it_may_read(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere").write_text("before")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(RECIPE)
+    record = load_recipe("line").record()
+    (folder / name).write_text("changed")
+    assert changed_parts(record, folder) == [name.partition("/")[0]]
+    (folder / name).write_text(RECIPE)
+    assert changed_parts(record, folder) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "curve.png", "smoke.yaml", ".notes", "__pycache__/x.pyc", "runs/a/b", "out/first/train_config.yaml"],
+)
+def test_what_cannot_change_what_is_built_does_not_count(folder: Path, name: str) -> None:
+    before = hash_of(folder)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("there now")
+    assert hash_of(folder) == before
+
+
+def test_a_link_to_a_folder_counts_as_where_it_leads(folder: Path, tmp_path: Path) -> None:
+    (folder / "data").symlink_to(tmp_path, target_is_directory=True)  # round in a circle
+    (folder / "lost").symlink_to(tmp_path / "nowhere")
+    before = hash_of(folder)
+    (tmp_path / "new").write_text("in the folder that the link leads to")
+    assert hash_of(folder) == before
+    (folder / "data").unlink()
+    (folder / "data").symlink_to(tmp_path / "recipes", target_is_directory=True)
+    assert hash_of(folder) != before
+
+
+@pytest.mark.parametrize("place", ["recipes/line/out", "recipes/line/runs/first", "recipes/line"])
+def test_a_run_inside_its_recipes_folder_does_not_change_the_recipe(folder: Path, place: str) -> None:
+    build_trainer(load_recipe("line", [f"output_dir={place}"])).train()
+    refuse_changed_recipe(load_run(place))
+    (folder / "recipe.py").write_text(RECIPE + "# changed\n")
+    with pytest.raises(ConfigError, match=r"recipes/line has changed since this run began \(recipe.py\)"):
+        refuse_changed_recipe(load_run(place))
 
 
 @pytest.mark.parametrize("wish", ["false", "elsewhere", "best", "true"])

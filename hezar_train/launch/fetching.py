@@ -1,0 +1,78 @@
+"""What a recipe loads by override: a dataset or weights, from the Hub or a folder; what fails is told as one sentence.
+
+Loading itself is the business of `datasets`, `transformers` and `hezar`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hezar_train.errors import DataError, HezarTrainError, MissingDependencyError, choices
+
+__all__ = ["asked_for", "load_splits", "with_held_out"]
+
+TRAIN, HELD_OUT = "train", "held_out"
+EVALUATED = (HELD_OUT, "validation", "dev", "test")  # the first of them that there is chooses the best checkpoint
+SPLIT_SEED = 0  # not the run's: every run is tested on the same rows
+PLAIN_ERRORS = (OSError, ValueError, RuntimeError, KeyError, ImportError, EOFError, pickle.UnpicklingError)
+OWN_ERRORS = {
+    "datasets.exceptions": "DatasetsError",
+    "httpx2": "HTTPError",
+    "safetensors": "SafetensorError",
+    "yaml": "YAMLError",
+}
+"""Those that are none of the plain ones, by their modules: one that was never imported raises none."""
+
+
+@contextmanager
+def asked_for(override: str) -> Iterator[None]:
+    """Tell what goes wrong while something is loaded as a mistake in the override that asked for it."""
+    try:
+        yield
+    except HezarTrainError:
+        raise
+    except _loading_errors() as error:
+        reason = str(error).strip()
+        raise DataError(
+            f"{override} cannot be loaded. Expected OWNER/NAME on the Hub, which must be reachable and readable, or a "
+            f"local folder.\n{type(error).__name__}{': ' if reason else ''}{reason}"
+        ) from error
+
+
+def load_splits(override: str, name: str) -> dict[str, Any]:
+    """Load the splits of a dataset of the Hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`, or of a folder of its files."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependencyError("datasets", "datasets", override) from error
+    repository, _, config = name.partition(":")
+    with asked_for(override):
+        return dict(datasets.load_dataset(repository, config or None))
+
+
+def with_held_out(override: str, splits: Mapping[str, Any], share: float = 0.1) -> dict[str, Any]:
+    """Return "train", "held_out" and whatever else there is; what is not held out is cut from the rows to train on.
+
+    The set that chooses the best checkpoint then has one name, whatever a dataset calls it, and a config can say it.
+    """
+    found = dict(splits)
+    if len(found) == 1:
+        found = {TRAIN: next(iter(found.values()))}
+    if TRAIN not in found:
+        raise DataError(f"{override} has the splits {choices(found)}; expected train, and validation or test")
+    held_out = next((split for split in EVALUATED if split in found), None)
+    if held_out is not None:
+        return {TRAIN: found.pop(TRAIN), HELD_OUT: found.pop(held_out), **found}
+    if len(found[TRAIN]) < 2:
+        raise DataError(f"{override} has {len(found[TRAIN])} rows: too few to hold some out")
+    parts = found.pop(TRAIN).train_test_split(test_size=share, seed=SPLIT_SEED)
+    return {TRAIN: parts["train"], HELD_OUT: parts["test"], **found}
+
+
+def _loading_errors() -> tuple[type[Exception], ...]:
+    own = (getattr(sys.modules[module], name) for module, name in OWN_ERRORS.items() if module in sys.modules)
+    return (*PLAIN_ERRORS, *own)
