@@ -7,7 +7,6 @@ By default a small vision transformer is built from a config and learns handwrit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils.data import Dataset
 
 from hezar_train import Recipe
 from hezar_train.errors import DataError, MissingDependencyError, choices
+from hezar_train.launch import asked_for, load_splits, path_of, with_held_out
 
 LARGEST_PIXEL = 16
 SPLIT_SEED = 0  # not the run's: every run is tested on the same pictures, and the digits of `image_classification`
@@ -61,8 +61,8 @@ def read(given: Any, preprocessor: Any) -> dict[str, torch.Tensor]:
         from PIL import Image
     except ImportError as error:
         raise MissingDependencyError("pillow", "recipes", "reading pictures") from error
-    if isinstance(given, Path):
-        with Image.open(given) as picture:
+    if not isinstance(given, Image.Image):
+        with Image.open(path_of(given)) as picture:
             given = picture.convert("RGB")
     return {"pixel_values": preprocessor(given.convert("RGB"), return_tensors="pt")["pixel_values"][0]}
 
@@ -116,22 +116,19 @@ def digit_rows() -> tuple[Rows, Rows, Names]:
 
 def hub_rows(name: str, image_column: str, label_column: str) -> tuple[Rows, Rows, Names]:
     """Read a dataset of the Hub, or a folder with a folder of pictures for each class; one that is whole is split."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError("datasets", "datasets", f"recipe.dataset={name}") from error
-    found = dict(datasets.load_dataset(name))
-    if len(found) == 1:
-        found = dict(next(iter(found.values())).train_test_split(test_size=TEST_SHARE, seed=SPLIT_SEED))
-    columns = found["train"].column_names
+    override = f"recipe.dataset={name}"
+    found = with_held_out(override, load_splits(override, name), TEST_SHARE)
+    train, held_out = found["train"], found["held_out"]
+    columns = train.column_names
     if missing := [column for column in (image_column, label_column) if column not in columns]:
         raise DataError(
-            f"{name} has no {choices(missing)}. Its columns: {choices(columns)}. Name others with "
+            f"{override} has no {choices(missing)}. Its columns: {choices(columns)}. Name others with "
             "recipe.image_column=... and recipe.label_column=..."
         )
-    names = getattr(found["train"].features[label_column], "names", None)
-    named = dict(enumerate(names)) if names else {one: str(one) for one in sorted(set(found["train"][label_column]))}
-    return found["train"], found["validation" if "validation" in found else "test"], named
+    if names := getattr(train.features[label_column], "names", None):
+        return train, held_out, dict(enumerate(names))
+    labels = sorted({*train[label_column], *held_out[label_column]})
+    return train, held_out, {label: str(label) for label in labels}
 
 
 def from_config(
@@ -163,8 +160,11 @@ def pretrained(name: str, names: Names) -> tuple[nn.Module, Any]:
         from transformers import AutoImageProcessor, AutoModelForImageClassification
     except ImportError as error:
         raise MissingDependencyError("transformers", "recipes", f"recipe.model={name}") from error
-    model = AutoModelForImageClassification.from_pretrained(name, ignore_mismatched_sizes=True, **label_names(names))
-    return model, AutoImageProcessor.from_pretrained(name)
+    with asked_for(f"recipe.model={name}"):
+        model = AutoModelForImageClassification.from_pretrained(
+            name, ignore_mismatched_sizes=True, **label_names(names)
+        )
+        return model, AutoImageProcessor.from_pretrained(name)
 
 
 def label_names(names: Names) -> dict[str, Any]:

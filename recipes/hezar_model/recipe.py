@@ -12,7 +12,8 @@ from torch import nn
 
 from hezar_train import Recipe
 from hezar_train.data import TextPaddingDataCollator
-from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.errors import ConfigError, DataError, MissingDependencyError
+from hezar_train.launch import asked_for, text_of
 
 try:
     from hezar.models import BertTextClassification, BertTextClassificationConfig, Model
@@ -40,12 +41,12 @@ class Texts:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         text, label = self.pairs[index]
-        return {**read(text, self._preprocessor), "labels": label}
+        return {**read(text, self._preprocessor), "labels": label, "text": text}  # a report shows the text
 
 
 def read(given: Any, preprocessor: Any) -> dict[str, Any]:
     """Make a sample of a text, by the normalizer and the tokenizer that a Hezar model comes with."""
-    text = str(given)
+    text = text_of(given)
     if preprocessor.text_normalizer is not None:
         (text,) = preprocessor.text_normalizer(text)
     return dict(preprocessor.tokenizer(text, truncation=True, max_length=MAX_TOKENS))
@@ -84,13 +85,16 @@ def names() -> tuple[Pairs, Pairs, list[str]]:
 
 def hezar_dataset(name: str, eval_split: str) -> tuple[Pairs, Pairs, list[str]]:
     """Read a text classification dataset of Hezar's, from the Hub or a folder; its config names the columns."""
-    try:
-        from hezar.data import Dataset
-        from hezar.preprocessors import PreprocessorsContainer
+    with asked_for(f"recipe.dataset={name} recipe.eval_split={eval_split}"):
+        try:
+            from hezar.data import Dataset
+            from hezar.preprocessors import PreprocessorsContainer
 
-        parts = [Dataset.load(name, split, PreprocessorsContainer()) for split in ("train", eval_split)]
-    except ImportError as error:
-        raise MissingDependencyError("datasets", "datasets", f"recipe.dataset={name}") from error
+            parts = [Dataset.load(name, split, PreprocessorsContainer()) for split in ("train", eval_split)]
+        except ImportError as error:
+            raise MissingDependencyError("datasets", "datasets", f"recipe.dataset={name}") from error
+        except AttributeError as error:  # Hezar asks for the names of labels
+            raise DataError(f"recipe.dataset={name} is no dataset of texts with named labels ({error})") from error
     columns = parts[0].config.text_field, parts[0].config.label_field
     train, held_out = ([*zip(*(part.data[column] for column in columns), strict=True)] for part in parts)
     return train, held_out, list(parts[0].id2label.values())
@@ -132,7 +136,8 @@ def pretrained(name: str, id2label: dict[int, str]) -> nn.Module:
     """Load a model of Hezar's, from the Hub or a folder; where its labels are others, with a new last layer."""
     if "/" not in name:
         raise ConfigError(f"recipe.model={name!r} is not known. Expected bert, OWNER/NAME on the Hub, or a folder.")
-    network = Model.load(name, id2label=id2label, num_labels=len(id2label))
+    with asked_for(f"recipe.model={name}"):
+        network = Model.load(name, id2label=id2label, num_labels=len(id2label))
     if getattr(network.config, "task", None) != "text_classification":
         raise ConfigError(f"recipe.model={name!r} is a {type(network).__name__}; expected a text classification model")
     return network

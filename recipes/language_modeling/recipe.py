@@ -23,6 +23,7 @@ from hezar_train import Recipe
 from hezar_train.checkpoint import unwrap
 from hezar_train.data import TextGenerationDataCollator
 from hezar_train.errors import DataError, MissingDependencyError, choices
+from hezar_train.launch import asked_for, load_splits, text_of, with_held_out
 from hezar_train.metrics import IGNORED_LABEL, AdditiveMetric, LanguageModelingHandler
 
 SAMPLE_FILE = Path(__file__).with_name("docstrings.jsonl.xz")
@@ -52,7 +53,9 @@ def build(
         network: nn.Module = GPT(tokenizer.vocab_size, context, width, num_layers, num_heads, dropout)
     else:
         network, tokenizer = pretrained(model, context)
-    samples = {split: blocks(token_ids(texts, tokenizer), context) for split, texts in splits.items()}
+    samples = {
+        split: blocks(token_ids(texts, tokenizer), tokenizer.model_max_length) for split, texts in splits.items()
+    }
     return Recipe(
         model=network,
         train_dataset=samples,
@@ -64,7 +67,7 @@ def build(
 
 def read(given: str, preprocessor: Any) -> dict[str, list[int]]:
     """Return the sample of a text that is to be continued: its end, if it is longer than the context."""
-    ids = preprocessor(given)["input_ids"][-preprocessor.model_max_length :] or [preprocessor.eos_token_id]
+    ids = preprocessor(text_of(given))["input_ids"][-preprocessor.model_max_length :] or [preprocessor.eos_token_id]
     return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
 
@@ -283,27 +286,28 @@ def bytes_of_tokens(vocabulary: Mapping[str, int], end: int) -> list[int] | None
 
 def hub_splits(name: str, text_column: str) -> Splits:
     """Read a dataset of the Hub, or a local folder of text, JSON or Parquet files; one that is whole is split."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError("datasets", "datasets", f"recipe.dataset={name}") from error
-    found = dict(datasets.load_dataset(name))
-    if len(found) == 1:
-        found = dict(next(iter(found.values())).train_test_split(test_size=HELD_OUT_PERCENT / 100, seed=0))
+    override = f"recipe.dataset={name}"
+    found = with_held_out(override, load_splits(override, name), HELD_OUT_PERCENT / 100)
     if text_column not in found["train"].column_names:
         columns = choices(found["train"].column_names)
-        raise DataError(f"{name} has no column {text_column!r}; it has: {columns}. Name one: recipe.text_column=...")
-    val = found.get("validation", found.get("test"))
-    parts = {"train": found["train"], "val": val, "test": found.get("test", val)}
+        raise DataError(
+            f"{override} has no column {text_column!r}; it has: {columns}. Name one: recipe.text_column=..."
+        )
+    parts = {"train": found["train"], "val": found["held_out"], "test": found.get("test", found["held_out"])}
     return {split: list(rows[text_column]) for split, rows in parts.items()}
 
 
 def pretrained(name: str, context: int) -> tuple[nn.Module, Any]:
-    """Fetch a causal language model and its tokenizer from the Hub or a local folder."""
+    """Fetch a causal language model and its tokenizer; the context is the model's own, if that is shorter."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise MissingDependencyError("transformers", "recipes", f"recipe.model={name}") from error
-    tokenizer = AutoTokenizer.from_pretrained(name, model_max_length=context)
+    with asked_for(f"recipe.model={name}"):
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        network = AutoModelForCausalLM.from_pretrained(name)
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"recipe.model={name} has no token for the end of a text; expected a tokenizer with eos_token")
+    tokenizer.model_max_length = min(context, getattr(network.config, "max_position_embeddings", None) or context)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return AutoModelForCausalLM.from_pretrained(name), tokenizer
+    return network, tokenizer

@@ -18,6 +18,7 @@ from torch.nn.functional import ctc_loss
 from hezar_train import Recipe
 from hezar_train.data import CharLevelOCRDataCollator
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices, suggestion
+from hezar_train.launch import asked_for, load_splits, path_of, with_held_out
 
 try:
     from PIL import Image, ImageDraw, ImageFilter, ImageFont
@@ -224,7 +225,7 @@ class PlateReader(nn.Module):
 
 def read(given: Any, preprocessor: Any) -> dict[str, torch.Tensor]:
     """Make a sample of a picture, or of a file with one, by this recipe's processor or by Hezar's."""
-    pixels = preprocessor(str(given) if isinstance(given, Path) else given)["pixel_values"]
+    pixels = preprocessor(given if isinstance(given, Image.Image) else str(path_of(given)))["pixel_values"]
     return {"pixel_values": pixels.reshape(pixels.shape[-3:])}  # Hezar makes a batch of one
 
 
@@ -262,17 +263,15 @@ def rendered_sets(num_train: int, num_eval: int, held_out_font: str, seed: int, 
 
 
 class HubPlates:
-    """Plates of a Hub dataset, or of a folder that `datasets` can load: a picture and its text in each row."""
+    """Plates of a dataset: a picture and its text in each row; those that cannot be written are left out."""
 
-    def __init__(self, name: str, split: str, symbols: Iterable[str]) -> None:
-        try:
-            from datasets import load_dataset
-        except ImportError as error:
-            raise MissingDependencyError("datasets", "datasets", f"recipe.dataset={name}") from error
-        rows, known = load_dataset(name, split=split), set(symbols)
+    def __init__(self, name: str, rows: Any, symbols: Iterable[str]) -> None:
+        known = set(symbols)
         if missing := {"image_path", "label"} - set(rows.column_names):
             raise DataError(f"{name} has no column {choices(missing)}. It has: {choices(rows.column_names)}.")
         self._rows = rows.filter(lambda label: known.issuperset(as_on_a_plate(label)), input_columns="label")
+        if not len(self._rows):
+            raise DataError(f"{name}: none of its {len(rows)} labels can be written with {''.join(sorted(known))}")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -282,9 +281,16 @@ class HubPlates:
         return row["image_path"], as_on_a_plate(row["label"])
 
 
-def as_on_a_plate(label: str) -> str:
+def hub_sets(name: str, symbols: Iterable[str]) -> dict[str, HubPlates]:
+    """Return the plates of a Hub dataset, or of a folder that `datasets` can load: to train on, and held out."""
+    override = f"recipe.dataset={name}"
+    splits = with_held_out(override, load_splits(override, name))
+    return {split: HubPlates(override, splits[split], symbols) for split in ("train", "held_out")}
+
+
+def as_on_a_plate(label: Any) -> str:
     """Write a label with Persian digits and letters."""
-    return label.replace("الف", "ا").translate(str.maketrans("0123456789٤٥٦كي", DIGITS + "۴۵۶کی"))
+    return str(label).replace("الف", "ا").translate(str.maketrans("0123456789٤٥٦كي", DIGITS + "۴۵۶کی"))
 
 
 def hezar_model(name: str) -> tuple[nn.Module, Any, dict[int, str]]:
@@ -297,7 +303,10 @@ def hezar_model(name: str) -> tuple[nn.Module, Any, dict[int, str]]:
     except ImportError as error:
         raise MissingDependencyError("hezar", "hezar", f"recipe.model={name}") from error
     if name != "hezar":
-        model = Model.load(name)
+        with asked_for(f"recipe.model={name}"):
+            model = Model.load(name)
+        if not isinstance(model, CRNNImage2Text):
+            raise ConfigError(f"recipe.model={name!r} is a {type(model).__name__}; expected a CRNN of image to text")
         processor = model.preprocessor.image_processor
         model.config.reverse_output_digits = processor.config.mirror  # see PlateSamples
         return model, processor, model.config.id2label
@@ -323,11 +332,12 @@ def build(
         network, processor, names = PlateReader(len(ALPHABET), channels, hidden, dropout), PlateProcessor(), NAMES
     else:
         network, processor, names = hezar_model(model)
-    if dataset == "rendered":
-        sets = rendered_sets(num_train, num_eval, held_out_font, data_seed, damage)
+    if dataset != "rendered":
+        sets = hub_sets(dataset, names.values())
+    elif missing := set(ALPHABET).difference(names.values()):
+        raise ConfigError(f"recipe.model={model!r} cannot write {choices(missing)}, which the rendered plates have")
     else:
-        splits = {"train": "train", "held_out": "test"}
-        sets = {ours: HubPlates(dataset, theirs, names.values()) for ours, theirs in splits.items()}
+        sets = rendered_sets(num_train, num_eval, held_out_font, data_seed, damage)
     samples = {split: PlateSamples(pairs, processor, names) for split, pairs in sets.items()}
     return Recipe(
         model=network,

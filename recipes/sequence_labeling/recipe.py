@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from hezar_train import Recipe
 from hezar_train.data import SequenceLabelingDataCollator
 from hezar_train.errors import DataError, MissingDependencyError, choices
+from hezar_train.launch import asked_for, load_splits, text_of, with_held_out
 from hezar_train.metrics import IGNORED_LABEL, SequenceLabelingHandler
 
 TEMPLATES_FILE = Path(__file__).parent / "templates.txt"
@@ -111,7 +112,8 @@ def build(
 
 def read(given: str | Sequence[str], preprocessor: Preprocessor) -> dict[str, Any]:
     """Turn a text, or a list of words, into a sample without labels; its words go along, to name the entities."""
-    words = words_of(given)
+    is_words = isinstance(given, list) and all(isinstance(word, str) for word in given)
+    words = words_of(given if is_words else text_of(given))
     return {**preprocessor(words), "words": words}
 
 
@@ -132,7 +134,7 @@ class EntityHandler(SequenceLabelingHandler):
 
 
 def made_corpus(num_train: int, num_eval: int, word_noise: float, seed: int) -> Corpus:
-    """Fill templates with names; in the sets for evaluation, names, templates or both are new.
+    """Fill templates with names; in the sets for evaluation, names, templates or, in "held_out", both are new.
 
     `word_noise` is the share of a training template's own words that give way to others, so that they are not learned
     by heart.
@@ -140,11 +142,9 @@ def made_corpus(num_train: int, num_eval: int, word_noise: float, seed: int) -> 
     known, new = lists(held_out=False), lists(held_out=True)
     trained, held_out = templates()
     sets = {"names": (trained, new), "templates": (held_out, known), "both": (held_out, new)}
-    return Corpus(
-        sentences(trained, known, num_train, f"{seed} train", word_noise),
-        {name: sentences(*made_of, num_eval, f"{seed} {name}") for name, made_of in sets.items()},
-        LABELS,
-    )
+    evaluation = {name: sentences(*made_of, num_eval, f"{seed} {name}") for name, made_of in sets.items()}
+    evaluation["held_out"] = evaluation.pop("both")  # chooses the best checkpoint, and is there in every dataset
+    return Corpus(sentences(trained, known, num_train, f"{seed} train", word_noise), evaluation, LABELS)
 
 
 def templates() -> tuple[list[str], list[str]]:
@@ -325,11 +325,12 @@ class Tagger(nn.Module):
 
 def hub_corpus(name: str, words_column: str, labels_column: str) -> Corpus:
     """Read `owner/name` or `owner/name:config` of the Hub, or a folder of JSON or Parquet files."""
-    found = hub_splits(name)
+    override = f"recipe.dataset={name}"
+    found = with_held_out(override, load_splits(override, name))
     columns = found["train"].column_names
     if missing := {words_column, labels_column} - set(columns):
         raise DataError(
-            f"{name} lacks {choices(missing)}. Its columns: {choices(columns)}; name others with "
+            f"{override} lacks {choices(missing)}. Its columns: {choices(columns)}; name others with "
             "recipe.words_column=... and recipe.labels_column=..."
         )
     names = getattr(getattr(found["train"].features[labels_column], "feature", None), "names", None)
@@ -344,31 +345,17 @@ def hub_corpus(name: str, words_column: str, labels_column: str) -> Corpus:
     return Corpus(sets.pop("train"), sets, labels)
 
 
-def hub_splits(name: str) -> dict[str, Any]:
-    """Return the splits of a dataset: "train", and those to evaluate on."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError("datasets", "datasets", f"recipe.dataset={name}") from error
-    try:
-        found = dict(datasets.load_dataset(*name.split(":")))
-    except (OSError, ValueError) as error:
-        raise DataError(f"recipe.dataset={name} cannot be read: {error}") from error
-    if "train" not in found or len(found) == 1:
-        raise DataError(f"{name} has the splits {choices(found)}; expected 'train' and at least one to evaluate on")
-    return found
-
-
 def pretrained(name: str, labels: Sequence[str], max_length: int) -> tuple[nn.Module, Preprocessor]:
     """Fetch a model of transformers with a new head for the labels, and its tokenizer; a local folder will do."""
     try:
         from transformers import AutoModelForTokenClassification, AutoTokenizer
     except ImportError as error:
         raise MissingDependencyError("transformers", "recipes", f"recipe.model={name}") from error
-    tagger = AutoModelForTokenClassification.from_pretrained(
-        name, id2label=dict(enumerate(labels)), label2id={label: number for number, label in enumerate(labels)},
-        ignore_mismatched_sizes=True,  # one that was tuned already has a head for other labels
-    )  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    with asked_for(f"recipe.model={name}"):
+        tagger = AutoModelForTokenClassification.from_pretrained(
+            name, id2label=dict(enumerate(labels)), label2id={label: number for number, label in enumerate(labels)},
+            ignore_mismatched_sizes=True,  # one that was tuned already has a head for other labels
+        )  # fmt: skip
+        tokenizer = AutoTokenizer.from_pretrained(name)
     tokenizer.backend_tokenizer.enable_truncation(max_length)
     return tagger, Preprocessor(tokenizer.backend_tokenizer, tokenizer.pad_token_id, fetched=tokenizer)

@@ -29,6 +29,7 @@ from torch.nn import functional
 from hezar_train import Recipe
 from hezar_train.data import SpeechRecognitionDataCollator
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices, suggestion
+from hezar_train.launch import asked_for, load_splits, path_of, with_held_out
 
 Utterance = tuple[str, torch.Tensor]
 Sets = dict[str, list[Utterance]]
@@ -190,8 +191,8 @@ def build(
 def read(given: str | os.PathLike[str], preprocessor: Any) -> dict[str, Any]:
     """Return the sample of a sound file, for predictions."""
     if isinstance(preprocessor, LogMel):
-        return sample_of(preprocessor.features(read_sound(given, preprocessor.rate)))
-    return _heard_by(preprocessor, read_sound(given, preprocessor.feature_extractor.sampling_rate))
+        return sample_of(preprocessor.features(read_sound(path_of(given), preprocessor.rate)))
+    return _heard_by(preprocessor, read_sound(path_of(given), preprocessor.feature_extractor.sampling_rate))
 
 
 def spoken(language: str, num_utterances: int, rate: int, cache_dir: Path) -> Sets:
@@ -276,34 +277,32 @@ def _split(utterances: list[Utterance]) -> Sets:
 
 def _of_the_hub(name: str, rate: int) -> Sets:
     """Read a speech dataset of the Hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`, or a folder of such files."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError("datasets", "datasets", "recipe.data=hub:...") from error
-    repository, _, config = name.partition(":")
-    loaded = datasets.load_dataset(repository, config or None)
-    held_out = next((split for split in ("validation", "test") if split in loaded), None)
-    if "train" not in loaded or held_out is None:
-        raise DataError(f"{name} has the splits {choices(loaded)}; expected train, and validation or test")
+    override = f"recipe.data={HUB_PREFIX}{name}"
+    loaded = with_held_out(override, load_splits(override, name))
     columns = loaded["train"].column_names
     text_column = next((column for column in TEXT_COLUMNS if column in columns), None)
     if text_column is None or "audio" not in columns:
-        raise DataError(f"{name} has the columns {choices(columns)}; expected audio and one of {choices(TEXT_COLUMNS)}")
+        raise DataError(
+            f"{override} has the columns {choices(columns)}; expected audio and one of {choices(TEXT_COLUMNS)}"
+        )
 
     def utterances(split: str) -> list[Utterance]:
-        rows = loaded[split].cast_column("audio", datasets.Audio(decode=False))  # soundfile decodes, not torchcodec
+        from datasets import Audio
+
+        rows = loaded[split].cast_column("audio", Audio(decode=False))  # soundfile decodes, not torchcodec
         heard = ((row[text_column], row["audio"]["bytes"] or row["audio"]["path"]) for row in rows)
         return [(text.strip(), read_sound(sound, rate)) for text, sound in heard]
 
-    return {"train": utterances("train"), "held_out": utterances(held_out)}
+    return {split: utterances(split) for split in ("train", "held_out")}
 
 
 def _processor(pretrained: str) -> Any:
     try:
         from transformers import AutoProcessor
     except ImportError as error:
-        raise MissingDependencyError("transformers", "recipes", "recipe.pretrained") from error
-    return AutoProcessor.from_pretrained(pretrained)
+        raise MissingDependencyError("transformers", "recipes", f"recipe.pretrained={pretrained}") from error
+    with asked_for(f"recipe.pretrained={pretrained}"):
+        return AutoProcessor.from_pretrained(pretrained)
 
 
 def _finetuned(pretrained: str, processor: Any, sets: Sets) -> Recipe:
@@ -314,8 +313,10 @@ def _finetuned(pretrained: str, processor: Any, sets: Sets) -> Recipe:
         heard = ((_heard_by(processor, sound), processor.tokenizer(text).input_ids) for text, sound in sets[name])
         return [{**sample, "labels": labels} for sample, labels in heard]
 
+    with asked_for(f"recipe.pretrained={pretrained}"):
+        model = AutoModelForCTC.from_pretrained(pretrained, ctc_loss_reduction="mean", ctc_zero_infinity=True)
     return Recipe(
-        model=AutoModelForCTC.from_pretrained(pretrained, ctc_loss_reduction="mean", ctc_zero_infinity=True),
+        model=model,
         train_dataset=samples("train"),
         eval_dataset={name: samples(name) for name in sets if name != "train"},
         data_collator=SpeechRecognitionDataCollator(processor.feature_extractor, processor.tokenizer),

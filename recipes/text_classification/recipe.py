@@ -24,6 +24,7 @@ from torch import nn
 from hezar_train import Recipe
 from hezar_train.data import TextPaddingDataCollator
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices, suggestion
+from hezar_train.launch import asked_for, load_splits, text_of
 
 SAMPLE_FILE = Path(__file__).parent / "descriptions.tsv.xz"
 INDEX_URL = "https://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages.xz"
@@ -82,9 +83,9 @@ def build(
     return Recipe(classifier, samples, data_collator=TextPaddingDataCollator(preprocessor), preprocessor=preprocessor)
 
 
-def read(text: str, preprocessor: Any) -> Mapping[str, list[int]]:
+def read(given: str, preprocessor: Any) -> Mapping[str, list[int]]:
     """Turn a text into a sample without a label."""
-    return preprocessor(text, truncation=True)
+    return preprocessor(text_of(given), truncation=True)
 
 
 def debian_corpus(data: str = "sample", index: str = INDEX_URL) -> Corpus:
@@ -262,14 +263,7 @@ def hub_corpus(name: str, text_column: str, label_column: str) -> Corpus:
 
 def hub_splits(name: str) -> dict[str, Any]:
     """Return the splits of a dataset under our names; those that it lacks are cut from "train"."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError("datasets", "datasets", f"recipe.dataset={name}") from error
-    try:
-        found = dict(datasets.load_dataset(*name.split(":")))
-    except (OSError, ValueError) as error:
-        raise DataError(f"recipe.dataset={name} cannot be read: {error}") from error
+    found = load_splits(f"recipe.dataset={name}", name)
     if "train" not in found:
         raise DataError(f"{name} has no split 'train'. It has: {choices(found)}.")
     for split in [one for one in ("validation", "test") if one not in found]:
@@ -284,8 +278,9 @@ def pretrained(name: str, labels: list[str], max_length: int) -> tuple[nn.Module
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
     except ImportError as error:
         raise MissingDependencyError("transformers", "recipes", f"recipe.model={name}") from error
-    model = AutoModelForSequenceClassification.from_pretrained(
-        name, id2label=dict(enumerate(labels)), label2id={label: number for number, label in enumerate(labels)},
-        ignore_mismatched_sizes=True,  # one that was tuned already has a head for other labels
-    )  # fmt: skip
-    return model, AutoTokenizer.from_pretrained(name, model_max_length=max_length)
+    with asked_for(f"recipe.model={name}"):
+        model = AutoModelForSequenceClassification.from_pretrained(
+            name, id2label=dict(enumerate(labels)), label2id={label: number for number, label in enumerate(labels)},
+            ignore_mismatched_sizes=True,  # one that was tuned already has a head for other labels
+        )  # fmt: skip
+        return model, AutoTokenizer.from_pretrained(name, model_max_length=max_length)

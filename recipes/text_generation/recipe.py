@@ -22,6 +22,7 @@ from torch.nn import functional
 from hezar_train import Recipe
 from hezar_train.data import TextGenerationDataCollator
 from hezar_train.errors import DataError, MissingDependencyError, choices
+from hezar_train.launch import asked_for, load_splits, text_of, with_held_out
 
 Pair = tuple[str, str]
 Pairs = list[Pair]
@@ -159,7 +160,7 @@ def build(
 
 def read(given: str, preprocessor: Any) -> dict[str, Any]:
     """Return the sample of a text, for predictions."""
-    tokens = preprocessor(preprocessor.source_prefix + given, truncation=True)
+    tokens = preprocessor(preprocessor.source_prefix + text_of(given), truncation=True)
     return {key: tokens[key] for key in ("input_ids", "attention_mask")}
 
 
@@ -254,30 +255,23 @@ def train_tokenizer(pairs: Pairs, vocab_size: int) -> Any:
 
 def _of_the_hub(data: str) -> tuple[Pairs, Pairs]:
     """Read `hub:OWNER/NAME:SOURCE:TARGET`, the last two being columns; `:CONFIG` may stand before them."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError("datasets", "datasets", "recipe.data=hub:...") from error
     parts = data.removeprefix(HUB_PREFIX).split(":")
     if len(parts) not in {3, 4}:
         raise DataError(f"recipe.data={data!r}: expected hub:OWNER/NAME:SOURCE_COLUMN:TARGET_COLUMN")
-    repository, *config, source, target = parts
-    loaded = datasets.load_dataset(repository, *config)
-    held_out = next((part for part in ("validation", "test") if part in loaded), None)
-    if "train" not in loaded or held_out is None:
-        raise DataError(f"{repository} has the splits {choices(loaded)}; expected train, and validation or test")
-    missing = {source, target} - set(loaded["train"].column_names)
-    if missing:
-        raise DataError(
-            f"{repository} has no column {choices(missing)}; it has: {choices(loaded['train'].column_names)}"
-        )
-    train, rest = (list(zip(loaded[part][source], loaded[part][target], strict=True)) for part in ("train", held_out))
-    return train, rest
+    *name, source, target = parts
+    override = f"recipe.data={data}"
+    found = with_held_out(override, load_splits(override, ":".join(name)))
+    train, held_out = found["train"], found["held_out"]
+    if missing := {source, target} - set(train.column_names):
+        raise DataError(f"{override} has no column {choices(missing)}; it has: {choices(train.column_names)}")
+    of_train, of_held_out = (list(zip(rows[source], rows[target], strict=True)) for rows in (train, held_out))
+    return of_train, of_held_out
 
 
 def _pretrained(name: str) -> tuple[nn.Module, Any]:
     try:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     except ImportError as error:
-        raise MissingDependencyError("transformers", "recipes", "recipe.pretrained") from error
-    return AutoModelForSeq2SeqLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        raise MissingDependencyError("transformers", "recipes", f"recipe.pretrained={name}") from error
+    with asked_for(f"recipe.pretrained={name}"):
+        return AutoModelForSeq2SeqLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,11 @@ import torch
 from hezar_train import Hook, Trainer
 from hezar_train.errors import DataError
 from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.hub.conftest import hub  # noqa: F401
+from tests.recipes.test_fetching import Upload, upload  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 
@@ -79,6 +85,7 @@ def test_the_exported_folder_is_read_by_from_pretrained_and_answers_alike(traine
     picture = trained.eval_dataset.rows[0]["image"].resize((80, 80))
     picture.save(tmp_path / "digit.png")
     predicted = run.predict([tmp_path / "digit.png"])
+    assert run.predict([str(tmp_path / "digit.png")]) == predicted  # as a line of the standard input is
     exported = run.trainer.save(tmp_path / "exported")
     model = transformers.AutoModelForImageClassification.from_pretrained(exported)
     for name, weight in run.trainer.model.state_dict().items():
@@ -90,12 +97,8 @@ def test_the_exported_folder_is_read_by_from_pretrained_and_answers_alike(traine
 def test_pretrained_weights_and_a_folder_of_pictures_take_their_places(
     trained: Trainer, recipe: ModuleType, tmp_path: Path
 ) -> None:
-    pytest.importorskip("datasets")
     exported = trained.save(tmp_path / "exported")
-    for number, row in enumerate(recipe.digit_rows()[0][:40]):
-        folder = tmp_path / "parity" / ("even" if row["label"] % 2 == 0 else "odd")
-        folder.mkdir(parents=True, exist_ok=True)
-        row["image"].save(folder / f"{number}.png")
+    _write_parity(recipe, tmp_path / "parity")
     options = (f"recipe.model={exported}", f"recipe.dataset={tmp_path}/parity", "max_steps=2", "batch_size=8")
     trainer = _trainer(tmp_path / "run", *options)
     assert trainer.model.config.id2label == {0: "even", 1: "odd"}
@@ -104,6 +107,50 @@ def test_pretrained_weights_and_a_folder_of_pictures_take_their_places(
     assert trainer.train().num_samples == 16
     predicted = open_run(load_run(tmp_path / "run")).predict(sorted((tmp_path / "parity" / "odd").iterdir()))
     assert set(predicted) <= {"even", "odd"}
+
+
+def _write_parity(recipe: ModuleType, parent: Path) -> None:
+    """Write pictures of digits into a folder for each of two classes."""
+    pytest.importorskip("datasets")
+    for number, row in enumerate(recipe.digit_rows()[0][:40]):
+        folder = parent / ("even" if row["label"] % 2 == 0 else "odd")
+        folder.mkdir(parents=True, exist_ok=True)
+        row["image"].save(folder / f"{number}.png")
+
+
+def _of_the_hub(folder: Path, override: str) -> Trainer:
+    return build_trainer(load_recipe(FOLDER, [override, "max_steps=2", f"output_dir={folder}"]))
+
+
+def test_a_dataset_of_the_hub_is_trained_on_with_one_override(
+    recipe: ModuleType,
+    upload: Upload,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    _write_parity(recipe, tmp_path / "parity")
+    upload(parity="dataset")
+    trainer = _of_the_hub(tmp_path / "run", "recipe.dataset=tester/parity")
+    assert trainer.model.config.id2label == {0: "even", 1: "odd"}
+    assert "evaluation.accuracy" in trainer.train().metrics
+
+
+def test_weights_of_the_hub_are_trained_with_one_override(
+    trained: Trainer,
+    upload: Upload,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    trained.save(tmp_path / "vit")
+    upload(vit="model")
+    trainer = _of_the_hub(tmp_path / "run", "recipe.model=tester/vit")
+    assert all(
+        torch.equal(value, trainer.model.state_dict()[name]) for name, value in trained.model.state_dict().items()
+    )
+    assert "evaluation.accuracy" in trainer.train().metrics
+
+
+def test_what_is_neither_a_picture_nor_a_file_is_refused(recipe: ModuleType) -> None:
+    with pytest.raises(DataError, match=r"\{'digit': 5\} is a JSON value of the type dict; a file is expected"):
+        recipe.read({"digit": 5}, _nothing_done)
 
 
 def test_labels_without_names_are_classes_in_their_order(recipe: ModuleType) -> None:

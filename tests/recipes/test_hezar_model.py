@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,14 @@ import pytest
 import torch
 
 from hezar_train import Trainer, TrainerConfig
-from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.errors import ConfigError, DataError, MissingDependencyError
 from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run
+from hezar_train.report import write_report
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.hub.conftest import hub  # noqa: F401
+from tests.recipes.test_fetching import Upload, upload  # noqa: F401
 
 pytest.importorskip("hezar.models")
 FOLDER = Path(__file__).parents[2] / "recipes" / "hezar_model"
@@ -27,12 +35,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def reviews(tmp_path: Path) -> Path:
+def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A dataset in Hezar's form: Parquet files, and a config that names the columns."""
     datasets = pytest.importorskip("datasets")
     moods = datasets.ClassLabel(names=["bad", "good"])
     features = datasets.Features({"review": datasets.Value("string"), "mood": moods})
     rows = {"review": ["خیلی بد بود", "عالی بود"] * 8, "mood": [0, 1] * 8}
+    monkeypatch.setattr("hezar.data.Dataset.cache_dir", str(tmp_path / "cache"))
     folder = tmp_path / "reviews"
     for split in ("train", "test"):
         datasets.Dataset.from_dict(rows, features).to_parquet(folder / f"{split}.parquet")
@@ -101,6 +110,53 @@ def test_a_saved_model_of_hezars_is_trained_on_and_gets_a_layer_for_other_labels
     assert trainer.model.config.id2label == {0: "bad", 1: "good"}  # type: ignore[union-attr]
     assert trainer.train().metrics["evaluation.accuracy"] == 1.0
     assert open_run(load_run(SMOKE_RUN)).predict(["عالی بود"]) == ["good"]
+
+
+def of_the_hub(override: str) -> Trainer:
+    return build_trainer(load_recipe(FOLDER, [override, "max_steps=2"]))
+
+
+def test_a_dataset_of_hezars_on_the_hub_is_trained_on_with_one_override(reviews: Path, upload: Upload) -> None:  # noqa: F811
+    upload(reviews="dataset")
+    trainer = of_the_hub("recipe.dataset=tester/reviews")
+    assert trainer.model.config.id2label == {0: "bad", 1: "good"}  # type: ignore[union-attr]
+    assert "evaluation.accuracy" in trainer.train().metrics
+
+
+def test_a_model_of_hezars_on_the_hub_is_trained_with_one_override(upload: Upload) -> None:  # noqa: F811
+    saved = trainer_of().model
+    saved.save("bert")  # type: ignore[operator]
+    upload(bert="model")
+    trainer = of_the_hub("recipe.model=tester/bert")
+    assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in saved.state_dict().items())
+    assert "evaluation.accuracy" in trainer.train().metrics
+
+
+def test_a_report_shows_the_names_that_were_misread() -> None:
+    trainer_of().train()
+    shown = json.loads(Path(SMOKE_RUN, "evaluations", "00000008.json").read_text())["worst_samples"][""]
+    held_out = dict(names.names()[1])
+    assert {names.names()[2][held_out[row["input"]]] == row["target"] for row in shown} == {True}
+    assert shown[0]["input"] in write_report([SMOKE_RUN]).read_text(encoding="utf-8")
+
+
+def test_a_file_that_is_no_text_is_refused_in_a_sentence() -> None:
+    trainer_of("max_steps=1", "save_steps=").train()
+    Path("bad.png").write_bytes(b"no picture")
+    command = [sys.executable, "-m", "hezar_train", "predict", SMOKE_RUN, "bad.png"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "bad.png is a file; a text is expected. Put texts into a .txt file, a line each" in done.stderr
+
+
+def test_a_dataset_that_lacks_the_split_or_names_of_labels_is_refused(reviews: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"(?s)recipe\.eval_split=validation cannot be loaded.*Unknown split"):
+        trainer_of(f"recipe.dataset={reviews}", "recipe.eval_split=validation")
+    datasets = pytest.importorskip("datasets")
+    for split in ("train", "test"):
+        datasets.Dataset.from_dict({"review": ["a"], "mood": ["b"]}).to_parquet(reviews / f"{split}.parquet")
+    with pytest.raises(DataError, match=r"is no dataset of texts with named labels \('Value' object"):
+        trainer_of(f"recipe.dataset={reviews}")
 
 
 def test_the_script_of_a_hezar_user_runs_with_two_imports_changed(reviews: Path) -> None:

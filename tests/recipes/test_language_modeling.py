@@ -19,6 +19,11 @@ from hezar_train import Hook, Trainer
 from hezar_train.errors import DataError
 from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.hub.conftest import hub  # noqa: F401
+from tests.recipes.test_fetching import Upload, upload  # noqa: F401
+
 FOLDER = Path(__file__).parents[2] / "recipes" / "language_modeling"
 LARGEST_SAMPLE_BYTES = 250_000
 SMALL = {"vocab_size": 300, "context": 32, "width": 16, "num_layers": 1, "num_heads": 2}
@@ -177,6 +182,52 @@ def test_a_hub_dataset_and_a_pretrained_model_take_their_places(
     assert len(open_run(load_run(tmp_path / "run")).predict(["number", "a number of numbers is"])) == 2
     with pytest.raises(DataError, match=r"has no column 'text'; it has: body"):
         recipe.hub_splits(str(tmp_path / "lines"), "text")
+
+
+def _of_the_hub(folder: Path, *overrides: str) -> Trainer:
+    few = ("max_steps=2", "max_eval_batches=1", f"output_dir={folder}")
+    return build_trainer(load_recipe(FOLDER, [*overrides, *few]))
+
+
+def test_a_dataset_of_the_hub_is_trained_on_with_one_override(
+    documents: list[dict[str, str]],
+    upload: Upload,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "docs").mkdir()
+    rows = [json.dumps({"text": one["text"][:3000]}) for one in documents[:40]]
+    (tmp_path / "docs" / "train.jsonl").write_text("\n".join(rows))
+    upload(docs="dataset")
+    metrics = _of_the_hub(tmp_path / "run", "recipe.dataset=tester/docs").train().metrics
+    assert {"evaluation.bits_per_byte", "evaluation.perplexity"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("is_of_bytes", [True, False])
+def test_weights_of_the_hub_are_trained_with_one_override_whatever_their_tokens_are(
+    recipe: ModuleType,
+    short: Path,
+    upload: Upload,  # noqa: F811
+    tmp_path: Path,
+    is_of_bytes: bool,
+) -> None:
+    tokenizer = recipe.build(str(short), **SMALL).preprocessor if is_of_bytes else _letters(recipe, short)
+    _tiny_gpt2(tokenizer, tmp_path / "gpt2")
+    upload(gpt2="model")
+    trainer = _of_the_hub(tmp_path / "run", "recipe.model=tester/gpt2")
+    assert len(trainer.splits.data["train"][0]["input_ids"]) == 64  # the places that the model has, not 256
+    metrics = trainer.train().metrics
+    assert "evaluation.perplexity" in metrics
+    assert ("evaluation.bits_per_byte" in metrics) == is_of_bytes
+
+
+def _letters(recipe: ModuleType, data: Path) -> Any:
+    """A tokenizer whose tokens are letters, as SentencePiece's are."""
+    from tokenizers import SentencePieceBPETokenizer
+
+    tokenizer = SentencePieceBPETokenizer(unk_token="<unk>")
+    texts = recipe.file_splits(data)["train"]
+    tokenizer.train_from_iterator(texts, 300, special_tokens=["<|endoftext|>", "<unk>"], show_progress=False)
+    return recipe.Tokenizer(tokenizer, context=64)
 
 
 def test_tokens_that_are_letters_have_no_bytes_to_count(recipe: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ from hezar_train.errors import ConfigError, DataError
 from hezar_train.launch import build_trainer, import_recipe, load_recipe
 from hezar_train.metrics.text_edit import edit_distance
 from hezar_train.trainer import Trainer
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.hub.conftest import hub  # noqa: F401
+from tests.recipes.test_fetching import Upload, upload  # noqa: F401
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "license_plate"
 plates: Any = import_recipe(FOLDER / "recipe.py")
@@ -144,18 +150,75 @@ def test_a_mirroring_model_from_a_folder_reads_backwards_and_answers_forwards(tm
     assert built.model.post_process(torch.tensor([sample["labels"]]))[0].text == text
 
 
-def test_a_dataset_of_pictures_and_labels_is_trained_on_by_one_override(tmp_path: Path) -> None:
+def _write_plates(folder: Path) -> list[str]:
+    """Write a dataset of eight plates, the last with a label that is none; return what the others say."""
     datasets = pytest.importorskip("datasets")
     rows = [plates.RenderedPlates("train", 9, ["rubik"])[index] for index in range(8)]
-    labels = [*(text for _, text in rows[:6]), rows[6][1].replace("۱", "1"), "not a plate"]
+    texts = [text for _, text in rows[:7]]
+    labels = [*texts[:6], texts[6].replace("۱", "1"), "not a plate"]
     columns = {"image_path": [picture for picture, _ in rows], "label": labels}
     data = datasets.Dataset.from_dict(columns).cast_column("image_path", datasets.Image())
     for split in ("train", "test"):
-        data.to_parquet(tmp_path / "plates" / f"{split}.parquet")
+        data.to_parquet(folder / f"{split}.parquet")
+    return texts
+
+
+def of_the_hub(*overrides: str) -> Trainer:
+    few = ["max_steps=1", "batch_size=4", "max_eval_batches=1", "eval_batch_size=8", "num_dataloader_workers=0"]
+    return build_trainer(load_recipe(FOLDER, [*overrides, *few]))
+
+
+def test_a_dataset_of_pictures_and_labels_is_trained_on_by_one_override(tmp_path: Path) -> None:
+    texts = _write_plates(tmp_path / "plates")
     trainer = trainer_of(f"recipe.dataset={tmp_path / 'plates'}", "max_steps=1", "batch_size=4")
     assert trainer.train().metrics["evaluation.held_out.cer"] > 0
-    assert len(trainer.train_dataset) == 7
-    assert trainer.train_dataset.pairs[6][1] == rows[6][1]
+    assert [text for _, text in trainer.train_dataset.pairs] == texts
+
+
+def test_a_dataset_of_the_hub_is_trained_on_with_one_override(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    texts = _write_plates(tmp_path / "plates")
+    upload(plates="dataset")
+    trainer = of_the_hub("recipe.dataset=tester/plates")
+    assert trainer.train().metrics["evaluation.held_out.cer"] > 0
+    assert [text for _, text in trainer.train_dataset.pairs] == texts
+
+
+def test_a_model_of_hezars_on_the_hub_is_trained_with_one_override(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    pytest.importorskip("hezar")
+    model, model.preprocessor, _ = plates.hezar_model("hezar")
+    model.save(str(tmp_path / "crnn"))
+    upload(crnn="model")
+    trainer = of_the_hub("recipe.model=tester/crnn")
+    assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in model.state_dict().items())
+    assert trainer.train().metrics["evaluation.held_out.cer"] > 0
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({**plates.NAMES, 5: "x"}, "cannot write ۴, which the rendered plates have"),
+        (None, "is a BertTextClassification; expected a CRNN of image to text"),
+    ],
+)
+def test_a_model_of_hezars_that_does_not_fit_is_refused(
+    tmp_path: Path, names: dict[int, str] | None, words: str
+) -> None:
+    hezar = pytest.importorskip("hezar.models")
+    if names is None:
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        config = hezar.BertTextClassificationConfig(num_labels=1, id2label={0: "a"}, vocab_size=9, **sizes)
+        hezar.BertTextClassification(config).save(str(tmp_path / "model"))
+    else:
+        model, model.preprocessor, _ = plates.hezar_model("hezar")
+        model.config.id2label = names
+        model.save(str(tmp_path / "model"))
+    with pytest.raises(ConfigError, match=words):
+        trainer_of(f"recipe.model={tmp_path / 'model'}")
+
+
+def test_what_is_neither_a_picture_nor_a_file_is_refused() -> None:
+    with pytest.raises(DataError, match=r"\{'plate': 5\} is a JSON value of the type dict; a file is expected"):
+        plates.read({"plate": 5}, plates.PlateProcessor())
 
 
 @pytest.mark.parametrize(
@@ -172,6 +235,13 @@ def test_a_name_that_is_not_known_is_refused(override: str, error: type[Exceptio
 
 def test_a_dataset_without_pictures_is_refused(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict({"text": ["a"]}).to_parquet(tmp_path / "texts" / "train.parquet")
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).to_parquet(tmp_path / "texts" / "train.parquet")
     with pytest.raises(DataError, match="has no column image_path, label"):
-        plates.HubPlates(str(tmp_path / "texts"), "train", "ab")
+        trainer_of(f"recipe.dataset={tmp_path / 'texts'}")
+
+
+def test_a_dataset_whose_labels_are_no_plates_is_refused() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"image_path": ["a.png"], "label": ["abc"]})
+    with pytest.raises(DataError, match="none of its 1 labels can be written with"):
+        plates.HubPlates("recipe.dataset=letters", rows, plates.ALPHABET)

@@ -11,7 +11,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from huggingface_hub import HfApi
 
 from hezar_train import Hook, Trainer
 from hezar_train.errors import DataError
@@ -20,12 +19,12 @@ from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_r
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.hub.conftest import hub  # noqa: F401
-from tests.hub.server import LoopbackHub
+from tests.recipes.test_fetching import Upload, upload  # noqa: F401
 
 pytest.importorskip("faker")
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "sequence_labeling"
-SETS = ("names", "templates", "both")
+SETS = ("names", "templates", "held_out")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def _entities(recipe: ModuleType, sentences: list, kind: str) -> set[str]:
 @pytest.mark.parametrize("kind", ["PER", "LOC", "ORG"])
 def test_names_that_are_held_out_are_never_trained_on(recipe: ModuleType, corpus, kind: str) -> None:  # type: ignore[no-untyped-def]
     trained = _entities(recipe, corpus.train, kind)
-    for name in ("names", "both"):
+    for name in ("names", "held_out"):
         held_out = _entities(recipe, corpus.evaluation[name], kind)
         assert len(held_out) > 15
         assert not held_out & trained
@@ -146,7 +145,7 @@ def test_a_run_learns_to_find_names_and_finds_them_in_a_text_of_ones_own(tmp_pat
     found = run.predict(["علی", "مریم رضایی در اصفهان زندگی می‌کند."])  # of unequal lengths, in one batch
     assert ("اصفهان", "LOC") in found[1]
     assert all(name == "علی" for name, _ in found[0])
-    assert run.trainer.predict(run.sets["both"])[0][0] in range(7)  # samples with labels are answered so
+    assert run.trainer.predict(run.sets["held_out"])[0][0] in range(7)  # samples with labels are answered so
 
 
 class BreakOff(Hook):
@@ -173,43 +172,53 @@ def test_a_run_that_is_killed_half_way_goes_on_to_the_same_weights(tmp_path: Pat
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
-def test_a_dataset_and_weights_of_the_hub_take_their_places(
-    hub: LoopbackHub,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    datasets, transformers = pytest.importorskip("datasets"), pytest.importorskip("transformers")
-    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    rows = [{"tokens": ["from", "Rome", "to", "Bonn"], "tags": ["O", "B-LOC", "O", "B-LOC"]}] * 6
-    (tmp_path / "towns").mkdir()
-    for split in ("train", "validation"):
-        (tmp_path / "towns" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    _tiny_bert(transformers, tmp_path / "bert")
-    api = HfApi(token=hub.token)
-    for name, kind in {"towns": "dataset", "bert": "model"}.items():
-        api.create_repo(f"tester/{name}", repo_type=kind)
-        api.upload_folder(repo_id=f"tester/{name}", repo_type=kind, folder_path=tmp_path / name)
-    options = [
-        "recipe.dataset=tester/towns", "recipe.model=tester/bert", "recipe.labels_column=tags",
-        f"output_dir={tmp_path}/run", "max_steps=2", "batch_size=3", "metric_for_best_model=validation.f1",
-    ]  # fmt: skip
-    trainer = build_trainer(load_recipe(FOLDER / "smoke.yaml", options))
-    assert trainer.train_dataset[0]["labels"] == [
-        -100,
-        1,
-        0,
-        1,
-        0,
-        -100,
-        -100,
-    ]
+def _write_towns(folder: Path, labels_column: str = "ner_tags") -> None:
+    folder.mkdir()
+    rows = [{"tokens": ["from", "Rome", "to", "Bonn"], labels_column: ["O", "B-LOC", "O", "B-LOC"]}] * 6
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def _of_the_hub(folder: Path, *overrides: str) -> Trainer:
+    return build_trainer(load_recipe(FOLDER, [*overrides, f"output_dir={folder}", "max_steps=2"]))
+
+
+def test_a_dataset_of_the_hub_is_trained_on_with_one_override(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _write_towns(tmp_path / "towns")
+    upload(towns="dataset")
+    metrics = _of_the_hub(tmp_path / "run", "recipe.dataset=tester/towns").train().metrics
+    assert {"evaluation.held_out.f1", "evaluation.test.f1"} <= metrics.keys()
+    assert json.loads((tmp_path / "run" / "best.json").read_text())["metric"] == "evaluation.held_out.f1"
+
+
+def test_weights_of_the_hub_are_trained_with_one_override(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _tiny_bert(pytest.importorskip("transformers"), tmp_path / "bert")
+    upload(bert="model")
+    trainer = _of_the_hub(tmp_path / "run", "recipe.model=tester/bert")
+    assert {f"evaluation.{name}.f1" for name in SETS} <= trainer.train().metrics.keys()
+    assert type(trainer.model).__name__ == "BertForTokenClassification"
+
+
+def test_a_dataset_and_weights_of_the_hub_take_their_places(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _write_towns(tmp_path / "towns", "tags")
+    _tiny_bert(pytest.importorskip("transformers"), tmp_path / "bert")
+    upload(towns="dataset", bert="model")
+    names = ("recipe.dataset=tester/towns", "recipe.model=tester/bert", "recipe.labels_column=tags")
+    trainer = _of_the_hub(tmp_path / "run", *names, "batch_size=3")
+    assert trainer.train_dataset[0]["labels"] == [-100, 1, 0, 1, 0, -100, -100]
     assert trainer.train().num_samples == 6
-    assert "validation.f1" in trainer.evaluate()
     assert (tmp_path / "run" / "checkpoints" / "00000002" / "preprocessor" / "tokenizer_config.json").exists()
     found = open_run(load_run(tmp_path / "run")).predict(["from Rome to Bonn"])[0]
     assert {kind for _, kind in found} <= {"LOC"}
     assert {name for name, _ in found} <= {"from", "Rome", "to", "Bonn"}
+
+
+def test_words_of_ones_own_are_read_as_a_text_is_and_what_is_neither_is_refused(recipe: ModuleType) -> None:
+    preprocessor = recipe.build(num_train=50, num_eval=2).preprocessor
+    assert recipe.read(["علی", "آمد"], preprocessor) == recipe.read("علی آمد", preprocessor)
+    for given in ({"words": ["علی"]}, ["علی", 5], Path("bad.png")):
+        with pytest.raises(DataError, match=r"a text is expected\. Put texts into a \.txt file, a line each"):
+            recipe.read(given, preprocessor)
 
 
 def _tiny_bert(transformers: ModuleType, folder: Path) -> None:
@@ -232,7 +241,7 @@ def test_labels_that_a_dataset_has_as_numbers_keep_the_names_it_gives_them(recip
         rows.to_parquet(tmp_path / f"{split}.parquet")
     corpus = recipe.hub_corpus(str(tmp_path), "tokens", "ner_tags")
     assert corpus.labels == ["O", "B-PER", "B-LOC"]
-    assert corpus.evaluation == {"test": [(["to", "Rome"], [0, 2])]}
+    assert corpus.evaluation == {"held_out": [(["to", "Rome"], [0, 2])]}
 
 
 def test_a_dataset_without_the_columns_is_refused_with_those_it_has(recipe: ModuleType, tmp_path: Path) -> None:

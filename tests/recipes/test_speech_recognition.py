@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import io
 import json
 import math
 import sys
@@ -15,6 +17,11 @@ import torch
 from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import ConfigError, DataError
 from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.hub.conftest import hub  # noqa: F401
+from tests.recipes.test_fetching import Upload, upload  # noqa: F401
 
 espeakng_loader = pytest.importorskip("espeakng_loader")
 soundfile = pytest.importorskip("soundfile")
@@ -153,6 +160,21 @@ def test_recorded_prompts_are_read_with_their_words(recipe: Any, tmp_path: Path)
     assert (len(built.train_dataset), len(built.eval_dataset["held_out"])) == (9, 1)
 
 
+def test_prompts_are_read_where_debian_installs_them(recipe: Any, tmp_path: Path) -> None:
+    share = tmp_path / "usr" / "share"
+    folder, documents = share / "asterisk" / "sounds" / "en_US_f_Allison", share / "doc" / "asterisk-core-sounds-en"
+    _write_prompts(folder)
+    documents.mkdir(parents=True)
+    content = (folder / "transcripts.txt").read_bytes()
+    (folder / "transcripts.txt").unlink()
+    (documents / "core-sounds-en.txt.gz").write_bytes(gzip.compress(content))
+    texts = [text for text, _ in recipe.recorded(folder, RATE)]
+    assert texts[:2] == ["press one please", "number zero"]
+    assert len(texts) == 10
+    options = [f"recipe.data={folder}", "num_epochs=40", "max_steps=1", f"output_dir={tmp_path}/run"]
+    assert "evaluation.held_out.wer" in build_trainer(load_recipe(FOLDER, options)).train().metrics
+
+
 def test_prompts_that_say_the_same_are_held_out_together(recipe: Any, tmp_path: Path) -> None:
     (tmp_path / "transcripts.txt").write_text("\n".join(f"{number}: Word {number % 20 // 2}" for number in range(40)))
     for number in range(40):
@@ -179,15 +201,40 @@ def test_a_folder_without_transcripts_is_refused(recipe: Any, tmp_path: Path) ->
         recipe.build(data=str(tmp_path))
 
 
-def test_a_dataset_of_the_hub_is_read_without_torchcodec(recipe: Any, tmp_path: Path) -> None:
+def _write_voices(folder: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    soundfile.write(tmp_path / "one.wav", torch.randn(RATE).numpy() / 10, 2 * RATE)
-    row = {"audio": {"bytes": (tmp_path / "one.wav").read_bytes(), "path": None}, "sentence": " یک "}
-    kept = tmp_path / "dataset"
+    sound = io.BytesIO()
+    soundfile.write(sound, torch.randn(RATE).numpy() / 10, 2 * RATE, format="WAV")
+    row = {"audio": {"bytes": sound.getvalue(), "path": None}, "sentence": " یک "}
     for split in ("train", "validation"):
         rows = datasets.Dataset.from_list([row] * 3)
-        rows.cast_column("audio", datasets.Audio(decode=False)).to_parquet(str(kept / f"{split}.parquet"))
-    built = recipe.build(data=f"hub:{kept}")
+        rows.cast_column("audio", datasets.Audio(decode=False)).to_parquet(str(folder / f"{split}.parquet"))
+
+
+def test_a_dataset_of_the_hub_is_trained_on_with_one_override(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _write_voices(tmp_path / "voices")
+    upload(voices="dataset")
+    options = ["recipe.data=hub:tester/voices", "max_steps=2", f"output_dir={tmp_path}/run"]
+    assert "evaluation.held_out.wer" in build_trainer(load_recipe(FOLDER, options)).train().metrics
+
+
+def test_weights_of_the_hub_are_trained_with_one_override(
+    small: Any,
+    upload: Upload,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _write_tiny_wav2vec2(tmp_path / "tiny", small.preprocessor.symbols)
+    upload(tiny="model")
+    trainer = build_trainer(load_recipe(FOLDER / "smoke.yaml", ["recipe.pretrained=tester/tiny", "max_steps=1"]))
+    assert "evaluation.held_out.wer" in trainer.train().metrics
+    assert type(trainer.model).__name__ == "Wav2Vec2ForCTC"
+
+
+def test_a_dataset_of_the_hub_is_read_without_torchcodec(recipe: Any, tmp_path: Path) -> None:
+    _write_voices(tmp_path / "dataset")
+    built = recipe.build(data=f"hub:{tmp_path / 'dataset'}")
     assert built.preprocessor.batch_decode(torch.tensor([built.train_dataset[0]["labels"]])) == ["یک"]
     assert built.eval_dataset["held_out"][0]["num_frames"] == pytest.approx(0.5 / 0.0125, abs=3)
 

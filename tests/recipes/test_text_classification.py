@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import lzma
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi
 
 from hezar_train import Hook, Trainer
 from hezar_train.errors import ConfigError, DataError
@@ -21,7 +23,7 @@ from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_r
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.hub.conftest import hub  # noqa: F401
-from tests.hub.server import LoopbackHub
+from tests.recipes.test_fetching import Upload, upload  # noqa: F401
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "text_classification"
 LARGEST_SAMPLE_BYTES = 600_000
@@ -154,27 +156,40 @@ def test_a_run_that_is_killed_half_way_goes_on_to_the_same_weights(tmp_path: Pat
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
-def test_a_dataset_and_weights_of_the_hub_take_their_places(
-    hub: LoopbackHub,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    datasets, transformers = pytest.importorskip("datasets"), pytest.importorskip("transformers")
-    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    rows = [{"body": f"{kind} number {number}", "kind": kind} for number in range(10) for kind in ("ham", "spam")]
-    (tmp_path / "mails").mkdir()
-    (tmp_path / "mails" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    _tiny_bert(transformers, tmp_path / "bert")
-    api = HfApi(token=hub.token)
-    for name, kind in {"mails": "dataset", "bert": "model"}.items():
-        api.create_repo(f"tester/{name}", repo_type=kind)
-        api.upload_folder(repo_id=f"tester/{name}", repo_type=kind, folder_path=tmp_path / name)
-    options = [
-        "recipe.dataset=tester/mails", "recipe.model=tester/bert", "recipe.text_column=body",
-        "recipe.label_column=kind", f"output_dir={tmp_path}/run", "max_steps=2", "batch_size=4",
-    ]  # fmt: skip
-    trainer = build_trainer(load_recipe(FOLDER / "smoke.yaml", options))
+def _write_mails(folder: Path, text_column: str = "text", label_column: str = "label") -> None:
+    folder.mkdir()
+    kinds = [(kind, number) for number in range(10) for kind in ("ham", "spam")]
+    rows = [{text_column: f"{kind} number {number}", label_column: kind} for kind, number in kinds]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def _of_the_hub(folder: Path, *overrides: str) -> Trainer:
+    return build_trainer(load_recipe(FOLDER, [*overrides, f"output_dir={folder}", "max_steps=2"]))
+
+
+def test_a_dataset_of_the_hub_is_trained_on_with_one_override(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _write_mails(tmp_path / "mails")
+    upload(mails="dataset")
+    trainer = _of_the_hub(tmp_path / "run", "recipe.dataset=tester/mails")
+    assert "evaluation.accuracy" in trainer.train().metrics
+    assert trainer.model.config.id2label == {0: "ham", 1: "spam"}
+
+
+def test_weights_of_the_hub_are_trained_with_one_override(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _tiny_bert(pytest.importorskip("transformers"), tmp_path / "bert")
+    upload(bert="model")
+    trainer = _of_the_hub(tmp_path / "run", "recipe.model=tester/bert")
+    assert "evaluation.accuracy" in trainer.train().metrics
+    assert len(trainer.model.config.id2label) == 16
+
+
+def test_a_dataset_and_weights_of_the_hub_take_their_places(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _write_mails(tmp_path / "mails", "body", "kind")
+    _tiny_bert(pytest.importorskip("transformers"), tmp_path / "bert")
+    upload(mails="dataset", bert="model")
+    names = ("recipe.dataset=tester/mails", "recipe.model=tester/bert")
+    columns = ("recipe.text_column=body", "recipe.label_column=kind")
+    trainer = _of_the_hub(tmp_path / "run", *names, *columns, "batch_size=4")
     assert trainer.model.config.id2label == {0: "ham", 1: "spam"}
     assert [len(trainer.splits.data[split]) for split in ("train", "val", "test")] == [16, 2, 2]
     assert trainer.train().num_samples == 8
@@ -210,10 +225,36 @@ def test_a_dataset_without_the_columns_is_refused_with_those_it_has(recipe: Modu
     (tmp_path / "train.csv").write_text("words,topic\n" + 20 * "a,b\n")
     with pytest.raises(DataError, match=r"has no label, text. Its columns: topic, words"):
         recipe.hub_corpus(str(tmp_path), "text", "label")
-    with pytest.raises(DataError, match=r"recipe.dataset=.*nowhere cannot be read"):
+    with pytest.raises(DataError, match=r"recipe\.dataset=.*nowhere cannot be loaded"):
         recipe.hub_corpus(str(tmp_path / "nowhere"), "text", "label")
 
 
 def test_pieces_are_put_together_again_for_the_report(recipe: ModuleType) -> None:
     preprocessor = recipe.build(vocab_size=800, width=16).preprocessor
     assert preprocessor.decode(preprocessor("Plays music, in a terminal")["input_ids"]) == "plays music, in a terminal"
+
+
+def test_a_logistic_regression_does_better_than_the_encoder_did(
+    recipe: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "recipe", recipe)
+    spec: Any = importlib.util.spec_from_file_location("text_classification_baseline", FOLDER / "baseline.py")
+    baseline = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(baseline)
+    corpus = recipe.debian_corpus()
+    quickest = {"tfidf__sublinear_tf": True, "tfidf__min_df": 2, "classifier__C": 3.0}  # of the grid, not the best
+    pipeline = baseline.fitted(corpus, quickest)
+    for split, (accuracy, f1) in {"val": (0.714, 0.659), "test": (0.652, 0.639)}.items():  # the README's best figures
+        found = baseline.scores(corpus, split, pipeline)
+        assert (found[0] > accuracy, found[1] > f1) == (True, True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_best_logistic_regression_scores_as_the_readme_states() -> None:
+    command = [sys.executable, "-B", "baseline.py"]
+    done = subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, text=True)
+    found = re.findall(r"accuracy (\S+)  macro f1 (\S+)", done.stdout)[1:]  # not those of training
+    row = " | ".join(f"{float(score):.3f}" for scores in found for score in scores)
+    table = (FOLDER / "README.md").read_text(encoding="utf-8").replace("*", "")
+    assert f"| TF-IDF, logistic regression | {row} |" in table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import lzma
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hezar_train import Hook, TrainerConfig
+from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import DataError
 from hezar_train.launch import build_trainer, import_recipe, load_recipe
-from tests.hub.server import LoopbackHub
+from tests.hub.conftest import hub  # noqa: F401
+from tests.recipes.test_fetching import Upload, upload  # noqa: F401
 
 pytest.importorskip("transformers")
 
@@ -213,18 +213,34 @@ def test_a_pretrained_model_gets_its_prefix_before_every_text(recipe: Any, tmp_p
     assert built.preprocessor.decode(own["input_ids"], skip_special_tokens=True) == "translate: open the door"
 
 
-def test_a_dataset_and_a_pretrained_model_come_from_the_hub(recipe: Any, tmp_path: Path) -> None:
+def _of_the_hub(folder: Path, *overrides: str) -> Trainer:
+    few = ("max_steps=2", "max_eval_batches=1", f"output_dir={folder}")
+    return build_trainer(load_recipe(FOLDER, [*overrides, *few]))
+
+
+def test_a_dataset_of_the_hub_is_trained_on_with_one_override(upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _write_pairs(tmp_path / "pairs")
+    upload(pairs="dataset")
+    assert "evaluation.rougeL" in _of_the_hub(tmp_path / "run", "recipe.data=hub:tester/pairs:en:fa").train().metrics
+
+
+def test_weights_of_the_hub_are_trained_with_one_override(recipe: Any, upload: Upload, tmp_path: Path) -> None:  # noqa: F811
+    _write_tiny_t5(tmp_path / "tiny", recipe)
+    upload(tiny="model")
+    assert "evaluation.rougeL" in _of_the_hub(tmp_path / "run", "recipe.pretrained=tester/tiny").train().metrics
+
+
+def test_a_command_trains_a_model_of_the_hub_on_a_dataset_of_the_hub(
+    recipe: Any,
+    upload: Upload,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     _write_pairs(tmp_path / "pairs")
     _write_tiny_t5(tmp_path / "tiny", recipe)
-    with LoopbackHub(tmp_path / "hub") as hub:
-        api = HfApi(hub.url, hub.token)
-        for name, kind in (("pairs", "dataset"), ("tiny", "model")):
-            api.create_repo(f"{hub.user}/{name}", repo_type=kind)
-            api.upload_folder(repo_id=f"{hub.user}/{name}", repo_type=kind, folder_path=tmp_path / name)
-        overrides = [f"recipe.data=hub:{hub.user}/pairs:en:fa", f"recipe.pretrained={hub.user}/tiny", "max_steps=1"]
-        command = [sys.executable, "-m", "hezar_train", "train", str(FOLDER), *overrides, f"output_dir={tmp_path}/run"]
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
-        subprocess.run(command, env=environment, check=True, timeout=240)
+    upload(pairs="dataset", tiny="model")
+    overrides = ["recipe.data=hub:tester/pairs:en:fa", "recipe.pretrained=tester/tiny", "max_steps=1"]
+    command = [sys.executable, "-m", "hezar_train", "train", str(FOLDER), *overrides, f"output_dir={tmp_path}/run"]
+    subprocess.run(command, check=True, timeout=240)
     assert (tmp_path / "run" / "best.json").exists()
 
 
@@ -264,3 +280,13 @@ def test_a_run_that_is_killed_half_way_goes_on_to_the_same_weights(
     assert all(torch.equal(value, weights[name]) for name, value in unbroken.model.state_dict().items())
     kept = (tmp_path / "b" / "checkpoints" / "00000006" / "preprocessor" / "tokenizer.json").read_bytes()
     assert kept == (tmp_path / "a" / "checkpoints" / "00000006" / "preprocessor" / "tokenizer.json").read_bytes()
+
+
+def test_summaries_that_need_no_learning_score_as_the_readme_states() -> None:
+    command = [sys.executable, "-B", "baseline.py"]
+    done = subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, text=True)
+    table = (FOLDER / "README.md").read_text(encoding="utf-8").replace("*", "")
+    found = [re.findall(r"\d\.\d{3}", line) for line in done.stdout.splitlines()]
+    assert len(found) == 4
+    for rouge1, rouge2, rouge_l, _, chrf in found:
+        assert f" | {rouge1} | {rouge2} | {rouge_l} | {chrf} |\n" in table
