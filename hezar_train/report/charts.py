@@ -35,7 +35,7 @@ def curves_section(runs: Sequence[RunRecord], panels: Sequence[Panel]) -> Html:
         parts.append(_still_picture(main))
     if others:
         title = element("summary", f"Also logged: {len(others)} more")
-        parts.append(element("details", title, _grid(others, runs, len(main)), open=not main))
+        parts.append(element("details", title, _grid(others, runs, len(main)), class_="more", open=not main))
     return joined(parts)
 
 
@@ -56,6 +56,7 @@ def payload(runs: Sequence[RunRecord], panels: Sequence[Panel], starts: Sequence
             {
                 "title": spoken(panel.name),
                 "smooth": panel.may_be_smoothed,
+                "zero": panel.starts_at_zero,
                 "lines": [_numbers(one) for one in panel.lines],
             }
             for panel in ordered
@@ -165,7 +166,7 @@ def _numbers(line: Line) -> dict[str, Any]:
     }
     if curve.low:
         found |= {"lo": [_short(value) for value in curve.low], "hi": [_short(value) for value in curve.high]}
-    return found | {"evaluates": line.role.startswith("evaluation")}
+    return found | ({"ring": True} if line.chooses else {})
 
 
 def _short(value: float) -> float | None:

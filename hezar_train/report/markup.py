@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-__all__ = ["Content", "Html", "breakable", "element", "joined", "of_user", "table"]
+__all__ = ["Content", "Html", "breakable", "element", "joined", "of_user", "pairs", "table"]
 
 VOID = frozenset({"br", "img", "input", "meta", "wbr"})
 
@@ -56,7 +56,24 @@ def table(head: Iterable[Content], rows: Iterable[Iterable[Content]], class_: st
         element("tr", element("th", first, scope="row"), *(element("td", one) for one in rest))
         for first, *rest in lines
     )
-    inner = element("table", element("thead", element("tr", cells)), element("tbody", body), class_=class_)
+    return _in_box(element("table", element("thead", element("tr", cells)), element("tbody", body), class_=class_))
+
+
+def pairs(groups: Mapping[str, Mapping[str, str]]) -> Html:
+    """Return a table of names and values under the heading of each group; an empty heading is left out."""
+    return _in_box(element("table", *(_group(*one) for one in groups.items() if one[1]), class_="pairs"))
+
+
+def _group(heading: str, values: Mapping[str, str]) -> Html:
+    title = element("tr", element("th", breakable(heading), colspan=2, scope="rowgroup"), class_="group")
+    rows = (
+        element("tr", element("th", breakable(name), scope="row"), element("td", breakable(value), dir="auto"))
+        for name, value in values.items()
+    )
+    return element("tbody", title if heading else None, *rows)
+
+
+def _in_box(inner: Html) -> Html:
     return element("div", inner, class_="scroll", tabindex="0", role="group", aria_label="table")
 
 

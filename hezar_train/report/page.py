@@ -21,6 +21,7 @@ from hezar_train import __version__
 from hezar_train.config.files import write_atomically
 from hezar_train.report.charts import NUM_COLOURS, curves_section, payload
 from hezar_train.report.checkpoints import SavedCheckpoint, saved_checkpoints
+from hezar_train.report.environment import environment_section
 from hezar_train.report.markup import Content, Html, element, joined, of_user
 from hezar_train.report.panels import make_panels
 from hezar_train.report.picture import write_curves
@@ -30,7 +31,6 @@ from hezar_train.report.results import results_in_words, results_section
 from hezar_train.report.sections import (
     checkpoints_section,
     comparison_section,
-    environment_section,
     facts_list,
     settings_section,
     status_badge,
@@ -123,12 +123,16 @@ def _article(place: int, shown: _Shown) -> Html:
     """Return everything about one run of several, folded away."""
     key = element("i", class_=f"key c{place % NUM_COLOURS}")
     heading = element("div", key, of_user(shown.run.name, "h2"), status_badge(shown.run), class_="title")
-    inside = {"Evaluation": results_in_words(shown.run)}
-    folded = [
-        element("details", element("summary", ": ".join(filter(None, [title, inside.get(title)]))), content)
-        for title, content in _sections_of(shown).items()
-    ]
+    folded = [element("details", _summary(title, shown.run), content) for title, content in _sections_of(shown).items()]
     return element("article", heading, _subtitle(shown.run), facts_list(shown.run, shown.starts), *folded, class_="run")
+
+
+def _summary(title: str, run: RunRecord) -> Html:
+    """Return the line that stands for a section, which says what is inside where that is more than its title does."""
+    inside = results_in_words(run) if title == "Evaluation" else ""
+    if not inside:
+        return element("summary", title)
+    return element("summary", f"{title} of ", of_user(run.name), f": {inside}")
 
 
 def _sections_of(shown: _Shown) -> dict[str, Html]:
@@ -157,8 +161,9 @@ def _subtitle(run: RunRecord) -> Html:
     words = [str(run.root)]
     if recipe := run.recipe.get("path"):
         words.append(f"recipe {recipe}")
-    if task := run.settings.get("task"):
-        words.append(str(task))
+    task = run.settings.get("task")
+    if task and str(task) != Path(str(recipe)).name:  # many a recipe is named after its task
+        words.append(f"task {task}")
     return of_user(" · ".join(words), "p")
 
 

@@ -24,6 +24,8 @@ RECENT_LOSS, MEAN_LOSS = "train.recent_loss", "train.loss"
 STAGES = ("train", "evaluation")
 ORDER_OF_TRAIN_ONLY = ("learning_rate", "samples_per_second", "grad_norm")
 NEVER_SMOOTHED = frozenset({"learning_rate"})
+FROM_ZERO = frozenset({"samples_per_second"})
+"""Its noise would fill a chart of its own; how much it is says more."""
 
 
 @dataclass
@@ -46,6 +48,8 @@ class Line:
     role: str
     """What tells it from the other lines of its run: train, evaluation, evaluation on a set."""
     curve: Curve
+    chooses: bool = False
+    """Whether it is of the set on which the best checkpoint was chosen."""
 
 
 @dataclass
@@ -67,6 +71,11 @@ class Panel:
         """Tell whether smoothing says anything of it."""
         return self.name not in NEVER_SMOOTHED
 
+    @property
+    def starts_at_zero(self) -> bool:
+        """Tell whether its axis begins at zero."""
+        return self.name in FROM_ZERO
+
 
 def make_panels(runs: Sequence[RunRecord]) -> list[Panel]:
     """Group everything that runs logged; losses first, then the metrics, then how the training went."""
@@ -78,8 +87,8 @@ def make_panels(runs: Sequence[RunRecord]) -> list[Panel]:
             if name.endswith(BOUNDS) or SECONDS_NAME.fullmatch(name):
                 continue
             title, role = _place(name, run, has_recent_loss=RECENT_LOSS in names)
-            curve = _curve(run.rows, name, clock)
-            panels.setdefault(title, Panel(title)).lines.append(Line(number, role, thinned(curve)))
+            line = Line(number, role, thinned(_curve(run.rows, name, clock)), chooses=role == _choosing_role(run))
+            panels.setdefault(title, Panel(title)).lines.append(line)
     for panel in panels.values():
         panel.lines.sort(key=lambda line: (line.run, line.role != "train", line.role))
         panel.is_main = _rank(panel, runs) < len(RANKS) - 1
@@ -98,6 +107,12 @@ def _rank(panel: Panel, runs: Sequence[RunRecord]) -> int:
     if panel.name.endswith(".loss") or any(line.role.startswith("evaluation") for line in panel.lines):
         return 2
     return RANKS.index(panel.name) if panel.name in ORDER_OF_TRAIN_ONLY else len(RANKS) - 1
+
+
+def _choosing_role(run: RunRecord) -> str:
+    """Return the role of the lines of the set whose metric tells the best checkpoint."""
+    metric = run.best_metric or ""
+    return _place(metric, run, has_recent_loss=True)[1] or "evaluation"
 
 
 def _place(name: str, run: RunRecord, *, has_recent_loss: bool) -> tuple[str, str]:

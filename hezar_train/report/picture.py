@@ -16,7 +16,7 @@ from hezar_train.config.files import write_atomically
 from hezar_train.report.panels import Curve, Line, Panel, make_panels
 from hezar_train.report.reading import read_run
 from hezar_train.report.records import RunRecord
-from hezar_train.report.ticks import round_ends, round_ticks
+from hezar_train.report.ticks import round_ends, round_ticks, tick_words
 from hezar_train.report.words import number, spoken
 
 __all__ = ["CURVES_FILE", "curves_png", "draw", "write_curves"]
@@ -81,7 +81,8 @@ class _Axes:
     def __init__(self, pen: Any, fonts: Sequence[Any], corner: tuple[int, int], panel: Panel, last_step: float) -> None:
         self._pen, (self._title_font, self._font), self._corner, self._panel = pen, fonts, corner, panel
         values = [value for _, value in _points(panel)]
-        self._across, self._up = (0.0, max(1.0, last_step)), round_ends(min(values), max(values), MOST_TICKS)
+        lowest = min([0.0, *values] if panel.starts_at_zero else values)
+        self._across, self._up = (0.0, max(1.0, last_step)), round_ends(lowest, max(values), MOST_TICKS)
 
     def draw(self) -> None:
         """Draw the title, the grid, then the lines with their names."""
@@ -95,11 +96,12 @@ class _Axes:
 
     def _draw_grid(self) -> None:
         low, high = self._up
-        for value in round_ticks(low, high, MOST_TICKS):
+        ticks = round_ticks(low, high, MOST_TICKS)
+        for value, words in zip(ticks, tick_words(ticks), strict=True):
             left, y = self._place(self._across[0], value)
             right, _ = self._place(self._across[1], value)
             self._pen.line([(left, y), (right, y)], fill=GRID, width=SCALE)
-            self._pen.text((left - 7 * SCALE, y), number(value), fill=MUTED, font=self._font, anchor="rm")
+            self._pen.text((left - 7 * SCALE, y), words, fill=MUTED, font=self._font, anchor="rm")
         for step in round_ticks(*self._across, MOST_TICKS):
             x, y = self._place(step, low)
             words = f"{step:,.0f}" if step else "step 0"

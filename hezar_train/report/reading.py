@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,9 @@ class _Reader:
         run.rows = list(self._rows(logs, METRICS_FILE))
         run.dropped_rows = list(self._rows(logs, METRICS_FILE + DROPPED_SUFFIX))
         run.start_times = self._start_times(logs)
-        run.newest_saved_step = max(_numbered(run.checkpoints_dir, "*"), default=0)
+        saved = _numbered(run.checkpoints_dir, "*")
+        run.newest_saved_step = max(saved, default=0)
+        run.settings_by_start = [*self._earlier_settings(saved), run.settings]
         self._read_evaluations()
         return run
 
@@ -87,6 +90,16 @@ class _Reader:
         except ConfigError as error:
             self._run.problems.append(f"{error}: the config is not shown")
             return {}
+
+    def _earlier_settings(self, saved: dict[int, Path]) -> Iterator[dict[str, Any]]:
+        """Yield the config of each start but the last: that of the newest checkpoint that it left, if there is one."""
+        for start, following in pairwise(self._run.starts):
+            ends = [one["step"] for one in (start, following) if is_number(one.get("step"))]
+            left = [step for step in saved if len(ends) == 2 and ends[0] < step <= ends[1]]
+            try:
+                yield read_mapping(saved[max(left)] / CONFIG_FILE) if left else {}
+            except ConfigError:  # the checkpoint's own health is told elsewhere
+                yield {}
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self._root / name

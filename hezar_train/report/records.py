@@ -56,6 +56,8 @@ class RunRecord:
     best: dict[str, Any] = field(default_factory=dict)
     starts: list[dict[str, Any]] = field(default_factory=list)
     """What each start was made of, as the trainer wrote it down."""
+    settings_by_start: list[dict[str, Any]] = field(default_factory=list)
+    """The config of each start, as far as it can still be read; empty where it cannot."""
     start_times: list[float] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     dropped_rows: list[Row] = field(default_factory=list)

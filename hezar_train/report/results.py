@@ -40,7 +40,7 @@ def results_in_words(run: RunRecord) -> str:
     if shown is None:
         return ""
     names = [spoken(one.name) for tables in shown.tables.values() for one in tables]
-    names += ["worst samples"] if shown.worst_samples else []
+    names += [f"samples with the largest {shown.sample_loss_name}"] if shown.worst_samples else []
     names += ["examples"] if shown.examples else []
     return ", ".join(dict.fromkeys(["metrics", *names]))
 
@@ -144,7 +144,7 @@ def _cells(row: int, values: Sequence[float]) -> Iterator[Html]:
         share = value / total
         kind = "hit" if column == row else "miss"
         yield element(
-            "td", number(value) if value else "·", class_=f"{kind} strong" if share > 0.55 else kind,
+            "td", number(value) if value else "·", class_=f"{kind} strong" if share > 0.75 else kind,
             style=f"--share:{share:.3f}", title=f"{share:.1%} of the row",
         )  # fmt: skip
 

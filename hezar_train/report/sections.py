@@ -8,7 +8,7 @@ from typing import Any
 from hezar_train.events import FAILED, FINISHED, end_of
 from hezar_train.report.charts import NUM_COLOURS
 from hezar_train.report.checkpoints import SavedCheckpoint
-from hezar_train.report.markup import Content, Html, breakable, element, joined, of_user, table
+from hezar_train.report.markup import Content, Html, breakable, element, joined, of_user, pairs, table
 from hezar_train.report.records import RunRecord
 from hezar_train.report.settings import Setting, differing_settings, settings_of, shown
 from hezar_train.report.timeline import Start, TimeSplit
@@ -17,7 +17,6 @@ from hezar_train.report.words import bytes_in_words, count, duration, moment, nu
 __all__ = [
     "checkpoints_section",
     "comparison_section",
-    "environment_section",
     "facts_list",
     "settings_section",
     "status_badge",
@@ -93,7 +92,7 @@ def comparison_section(runs: Sequence[RunRecord], starts: Sequence[Sequence[Star
     if not differing:
         return joined([_results_table(runs, starts), element("p", "The configs of these runs are the same.")])
     lines = [[breakable(name), *(of_user(shown(value)) for value in values)] for name, values in differing.items()]
-    settings = table(["", *(of_user(run.name) for run in runs)], lines)
+    settings = table(["setting", *(of_user(run.name) for run in runs)], lines)
     return joined([_results_table(runs, starts), element("h3", "Settings that differ"), settings])
 
 
@@ -111,7 +110,8 @@ def _results_table(runs: Sequence[RunRecord], starts: Sequence[Sequence[Start]])
         ]
         for place, (run, run_starts) in enumerate(zip(runs, starts, strict=True))
     ]
-    return table(["run", "steps", "best", *map(spoken, names), "time at work", ""], rows, "numbers")
+    of_last = (f"last {spoken(name)}" for name in names)
+    return table(["run", "steps", "best", *of_last, "time at work", "status"], rows, "numbers")
 
 
 def _options(run: RunRecord) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _best_in_words(run: RunRecord) -> str:
     if not isinstance(value, int | float):
         return "–"
     name = spoken((run.best_metric or "").removeprefix("evaluation."))
-    return f"{name} {number(value)} at {count(run.best_step or 0)}"
+    return f"{name} {number(value)} at step {count(run.best_step or 0)}"
 
 
 def _last_metrics(run: RunRecord, names: Sequence[str]) -> list[str]:
@@ -268,43 +268,4 @@ def _recipe_facts(run: RunRecord) -> dict[str, Any]:
 
 
 def _pairs(values: Mapping[str, Any]) -> Html:
-    rows = [
-        element(
-            "tr", element("th", breakable(str(name)), scope="row"), element("td", breakable(shown(value)), dir="auto")
-        )
-        for name, value in values.items()
-    ]
-    return element(
-        "div", element("table", element("tbody", *rows), class_="pairs"), class_="scroll", tabindex="0", role="group"
-    )
-
-
-def environment_section(run: RunRecord) -> Html:
-    """Return what the last start was made of, and what changed since the first."""
-    if not run.starts:
-        return element("p", "This run did not record its environment.", class_="empty")
-    flat = [_flattened(start) for start in run.starts]
-    changed = [
-        f"{name}: {shown(flat[place - 1].get(name))} → {shown(flat[place].get(name))} at start {place + 1}"
-        for place in range(1, len(flat))
-        for name in dict.fromkeys([*flat[place - 1], *flat[place]])
-        if flat[place - 1].get(name) != flat[place].get(name)
-    ]
-    parts: list[Content] = [_pairs(flat[-1])]
-    if changed:
-        parts += [element("h3", "Changed between starts"), element("ul", *(of_user(one, "li") for one in changed))]
-    return joined(parts)
-
-
-def _flattened(start: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested facts under names of several words; when and how it ran is told elsewhere."""
-    found: dict[str, Any] = {}
-    for name, value in start.items():
-        full = f"{prefix} {name}".strip()
-        if full in ("time", "step", "seconds", "end"):
-            continue
-        if isinstance(value, dict):
-            found |= _flattened(value, full)
-        else:
-            found[full] = value
-    return found
+    return pairs({"": {name: shown(value) for name, value in values.items()}})

@@ -1,13 +1,11 @@
 """The page in a browser: it draws, answers, asks nobody for anything and fits every screen.
 
-Needs Chromium (`apt-get install chromium`) and the Python package playwright; without them these tests are left out.
+Without Chromium (`apt-get install chromium`) or the Python package playwright these tests are left out.
 """
 
 from __future__ import annotations
 
 import io
-import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +14,8 @@ from PIL import Image
 
 from hezar_train.events import Row
 from hezar_train.report import write_report
-from tests.report.runs import BEGUN, HandmadeRun, finished_run
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium, chromium-browser or google-chrome")
-
-Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Open]:
-    """Open a file in a page that fails the test if it complains or asks for anything."""
-    complaints: list[str] = []
-    contexts = []
-
-    def opened(path: Path, width: int = 1280, **settings: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 800}, **settings)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: complaints.append(request.url) if _leaves(request.url, path) else None)
-        page.goto(path.as_uri())
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def _leaves(url: str, path: Path) -> bool:
-    return url.split("#", maxsplit=1)[0] != path.as_uri() and not url.startswith("data:")
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report([finished_run(tmp_path_factory.mktemp("browser") / "plates").root])
+from tests.report.conftest import Open
+from tests.report.runs import BEGUN, HandmadeRun
 
 
 def _number_of_points(page: Any) -> int:

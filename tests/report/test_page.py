@@ -312,10 +312,31 @@ def test_a_comparison_says_what_is_folded_away_under_the_evaluation(tmp_path: Pa
     new = HandmadeRun(tmp_path / "new")
     page = write_report([full.root, bare.root, new.root], tmp_path / "page.html").read_text(encoding="utf-8")
     assert re.findall("<summary>(Evaluation.*?)</summary>", page) == [
-        "Evaluation: metrics, confusion matrix, worst samples, examples",
-        "Evaluation: metrics",
+        f"Evaluation of {_of_user('full')}: metrics, confusion matrix, samples with the largest loss, examples",
+        f"Evaluation of {_of_user('bare')}: metrics",
         "Evaluation",
     ]
+
+
+def _of_user(name: str) -> str:
+    return f'<span dir="auto">{name}</span>'
+
+
+def test_every_column_of_a_comparison_says_what_it_holds(tmp_path: Path) -> None:
+    runs = [HandmadeRun(tmp_path / name).train().evaluate(metrics={"cer": 0.5, "loss": 1.0}).root for name in "ab"]
+    page = write_report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    head = re.findall('<th scope="col">(.*?)</th>', page)
+    assert head[:7] == ["run", "steps", "best", "last CER", "last loss", "time at work", "status"]
+    assert "CER 0.5 at step 400" in page
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"), [("recipes/image2text", "image2text"), ("recipes/plates", "plates · task image2text")]
+)
+def test_the_task_is_told_once(tmp_path: Path, recipe: str, words: str) -> None:
+    run = HandmadeRun(tmp_path)
+    run.write("recipe.json", {"path": recipe})
+    assert f"· recipe recipes/{words}</p>" in write_report([tmp_path]).read_text(encoding="utf-8")
 
 
 def test_names_may_be_broken_between_their_words_and_numbers_may_not(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hezar_train.events import Row
 from hezar_train.report.panels import Curve, make_panels, thinned
 from hezar_train.report.reading import read_run
-from hezar_train.report.ticks import round_ends, round_ticks
+from hezar_train.report.ticks import round_ends, round_ticks, tick_words
 from tests.report.runs import BEGUN, HandmadeRun, finished_run
 
 
@@ -28,6 +29,34 @@ def test_lines_of_several_runs_lie_in_one_panel(tmp_path: Path) -> None:
     records = [read_run(finished_run(tmp_path / name).root) for name in ("a", "b")]
     rate = next(panel for panel in make_panels(records) if panel.name == "learning_rate")
     assert [line.run for line in rate.lines] == [0, 1]
+
+
+def test_only_the_set_that_chooses_the_best_checkpoint_is_marked(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    for metric, role in (
+        ("evaluation.cer", "evaluation"),
+        ("evaluation.held_out_font.wer", "evaluation held_out_font"),
+    ):
+        run.write("best.json", {"step": 400, "metric": metric, "value": 0.1})
+        panels = {panel.name: panel for panel in make_panels([read_run(tmp_path)])}
+        assert [line.role for line in panels["cer"].lines if line.chooses] == [role]
+        assert [line.role for line in panels["loss"].lines if line.chooses] == [role]
+
+
+@pytest.mark.parametrize(
+    ("ticks", "words"),
+    [
+        ([0, 0.0005, 0.001], ["0", "0.0005", "0.001"]),
+        ([0, 5e-6, 1e-5], ["0", "5e-6", "1e-5"]),
+        ([-2.5e-7, 1.0], ["-2.5e-7", "1e0"]),
+        ([1e5, 2.5e6], ["100000", "2500000"]),
+        ([5e7, 1e8], ["5e7", "1e8"]),
+        ([123456.25, 123456.5], ["123456.25", "123456.5"]),
+        ([], []),
+    ],
+)
+def test_the_numbers_of_an_axis_are_in_one_notation(ticks: list[float], words: list[str]) -> None:
+    assert tick_words(ticks) == words
 
 
 def test_seconds_are_no_curve(tmp_path: Path) -> None:

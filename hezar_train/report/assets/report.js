@@ -68,6 +68,16 @@
     return found;
   }
 
+  // The numbers of an axis, all in one notation: plain ones, unless those are long and powers of ten are not.
+  function tickWords(ticks) {
+    const longest = (words) => Math.max(0, ...words.map((one) => one.replace("-", "").length));
+    const exact = ticks.map((tick) => Number(tick.toPrecision(12)));
+    const plain = exact.map(String);
+    const powers = exact.map((tick) => (tick ? tick.toExponential().replace("e+", "e") : "0"));
+    const isPlain = !plain.some((one) => one.includes("e")) && longest(plain) <= Math.max(7, longest(powers));
+    return isPlain ? plain : powers;
+  }
+
   // A mean that forgets; uneven distances between points count for what they are.
   function smoothed(line) {
     if (!view.smoothing || !line.isSmoothable) return line.y;
@@ -112,7 +122,7 @@
 
   const rangeNow = () => view.range || wholeRange();
 
-  function valueRange(lines, [first, last]) {
+  function valueRange(lines, [first, last], fromZero) {
     let low = Infinity, high = -Infinity;
     const take = (value) => {
       if (value === null || value === undefined || (view.log && value <= 0)) return;
@@ -128,12 +138,13 @@
       }
     }
     if (low > high) return view.log ? [0.1, 1] : [0, 1];
+    if (fromZero && !view.log) low = Math.min(0, low);
     if (high - low <= Math.max(Math.abs(low), Math.abs(high)) * 1e-12) return view.log ? [low / 2, low * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     return [low, high];
   }
 
-  function valueAxis(lines, range, most) {
-    let [low, high] = valueRange(lines, range);
+  function valueAxis(lines, range, most, fromZero) {
+    let [low, high] = valueRange(lines, range, fromZero);
     if (view.log) {
       const [from, to] = [Math.log10(low), Math.log10(high)];
       const pad = (to - from) * 0.05;
@@ -182,21 +193,23 @@
     svg.setAttribute("aria-hidden", "true");
     drawGrid(svg, chart);
     const clip = `clip-${plot.dataset.panel}`;
-    add(add(svg, "clipPath", { id: clip }), "rect", { x: box.left - 8, y: box.top - 6, width: box.right - box.left + 16, height: box.bottom - box.top + 12 });
+    add(add(svg, "clipPath", { id: clip }), "rect", { x: box.left, y: box.top - 1, width: box.right - box.left, height: box.bottom - box.top + 2 });
     const ink = add(svg, "g", { "clip-path": `url(#${clip})` });
     drawResumes(ink, chart);
     for (const line of lines) drawLine(ink, line, chart);
+    for (const line of lines) drawPoints(add(svg, "g", { class: line.look }), line, chart);
+    for (const line of lines) if (line.ring) drawRing(add(svg, "g", { class: line.look }), line, chart);  // over all else
     chart.overlay = add(svg, "g", {});
     plot.replaceChildren(svg);
     chart.entries.forEach((entry, number) => entry.classList.toggle("off", view.hidden.has(chart.panel.lines[number].run)));
   }
 
   function drawGrid(svg, { box, toX, toY, range, axis }) {
-    for (const tick of axis.ticks) {
+    axis.ticks.forEach((tick, number) => {
       const y = toY(tick);
       add(svg, "line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y });
-      add(svg, "text", { x: box.left - 7, y: y + 4, "text-anchor": "end" }, shown(tick));
-    }
+      add(svg, "text", { x: box.left - 7, y: y + 4, "text-anchor": "end" }, axis.words[number]);
+    });
     const step = stepOfAxis((range[1] - range[0]) / Math.max(2, Math.floor((box.right - box.left) / 80)));
     for (const tick of multiples(range[0], range[1], step)) {
       const x = toX(tick), anchor = x > box.right - 16 ? "end" : "middle";
@@ -226,20 +239,30 @@
   }
 
   function drawLine(ink, line, chart) {
-    const xs = positions(line), ys = smoothed(line), { toX, toY, box } = chart;
+    const xs = positions(line), ys = smoothed(line);
     const group = add(ink, "g", { class: line.look });
     if (line.lo && ys === line.y) drawBand(group, xs, line, chart);
     if (ys !== line.y) add(group, "path", { class: "curve raw", d: pathOf(xs, line.y, chart) });
     add(group, "path", { class: "curve", d: pathOf(xs, ys, chart) });
-    const seen = xs.filter((x) => x >= chart.range[0] && x <= chart.range[1]).length;
-    const best = line.evaluates ? line.x.indexOf(data.runs[line.run].best) : -1;
-    for (let n = 0; n < xs.length; n++) {
+  }
+
+  const bestOf = (line) => (line.ring ? line.x.indexOf(data.runs[line.run].best) : -1);
+  const canBeDrawn = (value) => value !== null && !(view.log && value <= 0);
+
+  // Points are whole at the edges of the plot, so nothing clips them: those outside are left out.
+  function drawPoints(group, line, { toX, toY, box, range }) {
+    const xs = positions(line), ys = smoothed(line), best = bestOf(line);
+    const seen = xs.map((_, n) => n).filter((n) => xs[n] >= range[0] && xs[n] <= range[1]);
+    for (const n of seen) {
       if (line.y[n] === null) drawBroken(group, toX(xs[n]), box.bottom, line.x[n]);
-      else if (seen <= 40 && n !== best && !(view.log && ys[n] <= 0)) add(group, "circle", { class: "point", cx: toX(xs[n]), cy: toY(ys[n]), r: 2.4 });
+      else if (seen.length <= 40 && n !== best && canBeDrawn(ys[n])) add(group, "circle", { class: "point", cx: toX(xs[n]), cy: toY(ys[n]), r: 2.4 });
     }
-    if (best >= 0 && ys[best] !== null && !(view.log && ys[best] <= 0)) {
-      add(add(group, "circle", { class: "best", cx: toX(xs[best]), cy: toY(ys[best]), r: 4.2 }), "title", {}, "best checkpoint");
-    }
+  }
+
+  function drawRing(group, line, { toX, toY, range }) {
+    const best = bestOf(line), x = positions(line)[best], value = smoothed(line)[best];
+    if (best < 0 || x < range[0] || x > range[1] || !canBeDrawn(value)) return;
+    add(add(group, "circle", { class: "best", cx: toX(x), cy: toY(value), r: 4.2 }), "title", {}, "best checkpoint");
   }
 
   function drawBand(group, xs, line, chart) {
@@ -258,8 +281,11 @@
   // All charts leave the same room for numbers, so that steps are above each other.
   function drawAll() {
     const range = rangeNow();
-    for (const chart of charts) chart.axis = valueAxis(linesOf(chart), range, Math.max(3, Math.round(sizeOf(chart.plot).height / 42)));
-    const longest = Math.max(3, ...charts.flatMap((chart) => (chart.plot.clientWidth ? chart.axis.ticks.map((tick) => shown(tick).length) : [])));
+    for (const chart of charts) {
+      chart.axis = valueAxis(linesOf(chart), range, Math.max(3, Math.round(sizeOf(chart.plot).height / 42)), chart.panel.zero);
+      chart.axis.words = tickWords(chart.axis.ticks);
+    }
+    const longest = Math.max(3, ...charts.flatMap((chart) => (chart.plot.clientWidth ? chart.axis.words.map((one) => one.length) : [])));
     for (const chart of charts) draw(chart, 12 + 6.6 * longest);
     showCursor();
   }
@@ -427,11 +453,17 @@
     const width = charts[0].plot.clientWidth;
     if (width !== lastWidth) { lastWidth = width; drawAll(); }
   }).observe(charts[0].plot);
+  let opened = [];  // for the paper alone
   window.addEventListener("beforeprint", () => {
-    document.querySelectorAll("article > details").forEach((one) => { one.open = true; });
+    opened = [...document.querySelectorAll("article > details:not([open])")];
+    opened.forEach((one) => { one.open = true; });
     view.paper = PAPER;
     drawAll();
   });
-  window.addEventListener("afterprint", () => { view.paper = null; drawAll(); });
+  window.addEventListener("afterprint", () => {
+    opened.forEach((one) => { one.open = false; });
+    view.paper = null;
+    drawAll();
+  });
   drawAll();
 })();
