@@ -12,6 +12,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
@@ -38,6 +39,8 @@ Indices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
 Collator = Callable[[list[Any]], Any]
 Fetch = Callable[[int, Indices], Any]
 """Give (epoch, indices), get the collated batch."""
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class MapDataset(Protocol):
@@ -138,7 +141,7 @@ class WorkerPool:
             num_workers=num_workers,
             pin_memory=pin_memory,
             persistent_workers=True,
-            worker_init_fn=_outlive_a_signal,
+            worker_init_fn=_leave_signals_to_the_main_process,
             generator=torch.Generator(),  # an iterator draws a base seed: never from the global generator
         )
 
@@ -147,7 +150,10 @@ class WorkerPool:
         if self._loader is None:
             raise RuntimeError("the worker pool is closed")
         self._requests.pending = requests
-        return iter(self._loader)
+        if self._loader._iterator is not None:
+            return iter(self._loader)
+        with _signals_held_back():
+            return iter(self._loader)
 
     def close(self) -> None:
         """End the workers, also where an abandoned pass still holds the loader's iterator."""
@@ -181,10 +187,25 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _outlive_a_signal(_: int) -> None:
-    """Let a worker serve the update in hand when a signal goes to every process of the run; a second one ends it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _ignore_once)
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Let signals wait while workers start: else one may meet them before they know what to do with it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_signals_to_the_main_process(_: int) -> None:
+    """Let a worker serve the update in hand when a signal goes to every process of the run.
+
+    Ctrl-C is never a worker's business: one that died of the second would turn it into a crash of the run. The main
+    process ends its workers by word, then by SIGTERM, of which the second one counts.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ignore_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _ignore_once(number: int, _: FrameType | None) -> None:

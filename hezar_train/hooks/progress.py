@@ -2,9 +2,10 @@
 
 Owns the display and nothing else: it measures no loss and decides no moment; whoever wires it to the loop calls it.
 There is no thread and no redirected stream. The bar is drawn from the loop, at most four times a second, below an empty
-line on which the cursor rests, so that a `print` of the user's own lands on that line and pushes the bar down. Only the
-text comes from rich: its `Live` costs eight times as much per frame, hides the cursor (a killed run would leave it
-hidden) and keeps it behind the bar, where a `print` runs into it.
+line on which the cursor rests, so that a `print` of the user's own lands on that line and pushes the bar down. Its
+parts have fixed widths, so that nothing moves from frame to frame; where there is no room for all of them, whole ones
+are left out before the bar or the time left. Only the text comes from rich: its `Live` costs eight times as much per
+frame, hides the cursor (a killed run would leave it hidden) and keeps it behind the bar, where a `print` runs into it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, SupportsFloat, TextIO
 
 from hezar_train.hooks.pace import Pace
 from hezar_train.hooks.terminal import Painter, can_draw_on, send
+from hezar_train.runtime.console import ERASE_BELOW, columns_of, fold_lines
 
 if TYPE_CHECKING:
     from hezar_train.events import Row
@@ -26,7 +28,9 @@ __all__ = ["Progress"]
 
 REFRESH_SECONDS = 0.25
 
-_ERASE_BELOW = "\x1b[J"
+_NUMBER_WIDTH = 8  # at least three digits: 0.000123, 1.23e-05
+_PACE_WIDTH = len("123,456 samples/s")
+_TIME_LEFT_WIDTH = len("10:00:00 left")
 _SHOWN_ELSEWHERE = frozenset(
     {"train.loss", "train.recent_loss", "train.learning_rate", "train.lr", "train.samples_per_second"}
 )
@@ -96,13 +100,15 @@ class Progress:
             self.say("  ".join(parts) if self._painter is None else self._painter.folded(parts))
 
     def say(self, message: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print a line, above the bar if there is one; a terminal gets it folded between words."""
         if not self.enabled:
             return
+        if self.is_terminal:
+            message = fold_lines(message, columns_of(self._stream))
         if self._painter is None:
             self._write(message + "\n")
             return
-        self._write(_ERASE_BELOW + message + "\n")
+        self._write(ERASE_BELOW + message + "\n")
         if self._is_drawn:
             self.refresh()
 
@@ -115,7 +121,7 @@ class Progress:
         self._is_drawn = True
         # Moving up by 0 lines would move up by one: terminals read it so.
         back = f"\x1b[{len(lines)}A\r" if lines else ""
-        self._write(_ERASE_BELOW + "".join("\n" + line for line in lines) + back)
+        self._write(ERASE_BELOW + "".join("\n" + line for line in lines) + back)
 
     def aside(self, what: str) -> AbstractContextManager[None]:
         """Leave the body's time out of samples/s, and know from it how long `what` takes; bodies may nest."""
@@ -145,7 +151,7 @@ class Progress:
         """Draw the bar a last time, to stay; what is said afterwards is a plain line."""
         self._evaluation = None
         if self._painter is not None and self._is_drawn:
-            self._write(_ERASE_BELOW + "".join(line + "\n" for line in self._frame(self._painter)))
+            self._write(ERASE_BELOW + "".join(line + "\n" for line in self._frame(self._painter)))
         self._painter = None
 
     def samples_per_second(self) -> float | None:
@@ -157,7 +163,7 @@ class Progress:
         return self._pace.seconds_left(self.step, self.total_steps)
 
     def _place(self, row: Row) -> list[str]:
-        moment = datetime.fromtimestamp(row.time).strftime("%Y-%m-%d %H:%M:%S")
+        moment = datetime.fromtimestamp(row.time).strftime("%H:%M:%S" if self.is_terminal else "%Y-%m-%d %H:%M:%S")
         return [moment, f"epoch {_of(row.epoch, self.total_epochs)}", f"step {_of(row.step, self.total_steps)}"]
 
     def _training_parts(self, row: Row) -> list[str]:
@@ -171,8 +177,8 @@ class Progress:
             for name, value in row.values.items()
             if name not in _SHOWN_ELSEWHERE and not name.startswith("evaluation.")
         }
-        pace = _pace_parts(row.values.get("train.samples_per_second"), self.seconds_left())
-        return [*_measures(measured), *_parts(others, _four_digits), *pace]
+        pace = _samples_per_second(row.values.get("train.samples_per_second")), _time_left(self.seconds_left())
+        return [*_measures(measured), *_parts(others, _four_digits), *filter(None, pace)]
 
     def _frame(self, painter: Painter) -> list[str]:
         lines = []
@@ -180,16 +186,18 @@ class Progress:
             lines.append(self._training_bar(painter))
         if self._evaluation is not None:
             done, total = self._evaluation
-            lines.append(painter.bar("evaluation", done, total, [f"{_of(done, total)} batches"]))
+            lines.append(painter.bar("evaluation", done, total, [f"{_aligned(done, total)} batches"]))
         return lines
 
     def _training_bar(self, painter: Painter) -> str:
-        loss = None if self.loss is None else float(self.loss)
-        step, logged_pace = self._logged_pace
-        pace = _pace_parts(logged_pace if step == self.step else self.samples_per_second(), self.seconds_left())
-        measured = {"loss": loss, "lr": self.learning_rate}
-        parts = [_of(self.step, self.total_steps), *_measures(measured), *pace]
-        return painter.bar(f"epoch {_of(self.epoch, self.total_epochs)}", self.step, self.total_steps, parts)
+        logged_step, logged_pace = self._logged_pace
+        now = logged_pace if logged_step == self.step else self.samples_per_second()
+        label, steps = f"epoch {_aligned(self.epoch, self.total_epochs)}", _aligned(self.step, self.total_steps)
+        loss, rate = _fixed("loss", self.loss), _fixed("lr", self.learning_rate)
+        pace = _samples_per_second(now).rjust(_PACE_WIDTH)
+        left = "" if self.total_steps is None else _time_left(self.seconds_left()).ljust(_TIME_LEFT_WIDTH)
+        parts = [part for part in (steps, loss, rate, pace, left) if part]
+        return painter.bar(label, self.step, self.total_steps, parts, spare=[pace, rate, loss, label])
 
     def _write(self, text: str) -> None:
         try:
@@ -202,6 +210,18 @@ class Progress:
 
 def _of(number: int, total: int | None) -> str:
     return str(number) if total is None else f"{number}/{total}"
+
+
+def _aligned(number: int, total: int | None) -> str:
+    return str(number) if total is None else f"{number:>{len(str(total))}}/{total}"
+
+
+def _fixed(name: str, value: SupportsFloat | None) -> str:
+    """Return a name and a number that always take the same room; digits that are too many are left out."""
+    if value is None:
+        return ""
+    texts = (f"{float(value):.{digits}g}" for digits in (4, 3, 2, 1))
+    return f"{name} {next(text for text in texts if len(text) <= _NUMBER_WIDTH):<{_NUMBER_WIDTH}}"
 
 
 def _measures(values: Mapping[str, float | None]) -> list[str]:
@@ -217,11 +237,11 @@ def _four_digits(_: str, value: float) -> str:
     return f"{value:.4g}"
 
 
-def _pace_parts(samples_per_second: float | None, seconds_left: float | None) -> list[str]:
-    parts = []
-    if samples_per_second is not None:
-        digits = f"{samples_per_second:,.0f}" if samples_per_second >= 10 else f"{samples_per_second:.2g}"
-        parts.append(f"{digits} samples/s")
-    if seconds_left is not None:
-        parts.append(f"{timedelta(seconds=round(seconds_left))} left")
-    return parts
+def _samples_per_second(pace: float | None) -> str:
+    if pace is None:
+        return ""
+    return f"{pace:,.0f} samples/s" if pace >= 10 else f"{pace:.2g} samples/s"
+
+
+def _time_left(seconds: float | None) -> str:
+    return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"

@@ -9,8 +9,11 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
+
+from hezar_train.runtime.console import ERASE_BELOW, can_draw_on, columns_of, fold_lines
 
 __all__ = ["StopFlag"]
 
@@ -25,6 +28,7 @@ class StopFlag:
         self._waits, self._agreed = waits_for_others, False
         self._before: dict[signal.Signals, Any] = {}
         self._pid = os.getpid()
+        self._draws = False
         self.signal: signal.Signals | None = None
 
     @property
@@ -43,6 +47,7 @@ class StopFlag:
 
     def __enter__(self) -> StopFlag:
         self._pid = os.getpid()
+        self._draws = sys.__stderr__ is not None and not sys.__stderr__.closed and can_draw_on(sys.__stderr__)
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in WATCHED}
         return self
@@ -65,8 +70,23 @@ class StopFlag:
             signal.raise_signal(number)
             return
         if self.signal is not None and number == signal.SIGINT:
+            self._leave_the_line()
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        # unbuffered: a handler may interrupt a print, and Python's own streams refuse to be entered twice
-        words = f"\n{self.signal.name}: finishing this update, then saving. Ctrl-C again leaves at once.\n"
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, words.encode())
+        words = f"{self.signal.name}: finishing this update, then saving. Ctrl-C again leaves at once."
+        if self._draws and sys.__stderr__:
+            self._leave_the_line()
+            _write_at_once(fold_lines(words, columns_of(sys.__stderr__)) + "\n")
+        else:
+            _write_at_once(f"\n{words}\n")
+
+    def _leave_the_line(self) -> None:
+        """Go below the ^C that a terminal shows; what was drawn there is erased."""
+        if self._draws:
+            _write_at_once(f"{ERASE_BELOW}\n")
+
+
+def _write_at_once(text: str) -> None:
+    """Write unbuffered: a handler may interrupt a print, and Python's own streams refuse to be entered twice."""
+    with suppress(OSError):  # nobody is looking
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())

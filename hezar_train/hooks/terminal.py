@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
+
+from hezar_train.runtime.console import can_draw_on, columns_of, folded
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,18 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Painter", "can_draw_on", "send"]
 
 _MAX_BAR_WIDTH = 40
+_WANTED_BAR_WIDTH = 10
 _MIN_BAR_WIDTH = 5
-_DEFAULT_COLUMNS = 80
-
-
-def can_draw_on(stream: TextIO) -> bool:
-    """Tell whether a bar can be drawn; a file stays plain whatever the environment says about colours."""
-    if not stream.isatty():
-        return False
-    from rich.console import Console
-
-    console = Console(file=stream, force_terminal=True)
-    return not console.is_dumb_terminal and not console.legacy_windows
 
 
 def send(stream: TextIO, text: str) -> None:
@@ -52,33 +43,29 @@ class Painter:
 
     def paint(self, what: RenderableType) -> str:
         """Return what rich makes of `what`."""
-        self._console.width = self._columns()
+        self._console.width = columns_of(self._stream)
         self._console.print(what, end="")
         painted = self._paper.getvalue()
         self._paper.seek(0)
         self._paper.truncate()
         return painted
 
-    def bar(self, label: str, done: int, total: int | None, parts: Sequence[str]) -> str:
-        """Return a label, a bar in what room there is, and the parts, on one line."""
+    def bar(self, label: str, done: int, total: int | None, parts: Sequence[str], spare: Sequence[str] = ()) -> str:
+        """Return a label, a bar and the parts on one line; `spare` are those that make room for it, first to last."""
         from rich.text import Text
 
-        after = "  ".join(parts)
-        width = self._columns() - 1  # a character in the last column makes some terminals wrap
-        room = min(_MAX_BAR_WIDTH, width - len(label) - len(after) - 4)
-        line = Text("  ").join(part for part in (Text(label), self._marks(room, done, total), Text(after)) if part)
+        width = columns_of(self._stream) - 1  # a character in the last column makes some terminals wrap
+        kept = _kept([label, *parts], spare, width - (_WANTED_BAR_WIDTH if total else 0))
+        marks = self._marks(min(_MAX_BAR_WIDTH, width - _length(kept)), done, total)
+        place = 1 if label in kept else 0
+        line = Text("  ").join(part for part in (*map(Text, kept[:place]), marks, *map(Text, kept[place:])) if part)
+        line.rstrip()
         line.truncate(width, overflow="ellipsis")
         return self.paint(line)
 
     def folded(self, parts: Sequence[str]) -> str:
         """Return the parts on as many lines as they take; none is cut."""
-        width, lines = self._columns(), [parts[0]]
-        for part in parts[1:]:
-            if len(lines[-1]) + 2 + len(part) <= width:
-                lines[-1] += f"  {part}"
-            else:
-                lines.append(f"  {part}")
-        return "\n".join(lines)
+        return folded(parts, columns_of(self._stream))
 
     def _marks(self, width: int, done: int, total: int | None) -> Text:
         from rich.text import Text
@@ -89,8 +76,15 @@ class Painter:
         style = "bar.finished" if done >= total else "bar.complete"
         return Text.assemble((self._mark * filled, style), (self._mark * (width - filled), "bar.back"))
 
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _DEFAULT_COLUMNS
-        except OSError:
-            return _DEFAULT_COLUMNS
+
+def _kept(parts: list[str], spare: Sequence[str], room: int) -> list[str]:
+    """Return the parts without as many of the spare ones, first to last, as there is no room for."""
+    for part in spare:
+        if _length(parts) <= room:
+            break
+        parts = [other for other in parts if other is not part]
+    return parts
+
+
+def _length(parts: Sequence[str]) -> int:
+    return sum(len(part) + 2 for part in parts)

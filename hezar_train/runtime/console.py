@@ -1,12 +1,20 @@
-"""What the package says to a user who has not set up logging."""
+"""What the package says to a user who has not set up logging, and what all who write to a terminal have to know of it.
+
+Below the cursor there may be a progress bar: whoever writes a line erases it first, and it is drawn again in a moment.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import Sequence
+from typing import TextIO
 
-__all__ = ["logger", "make_visible"]
+__all__ = ["ERASE_BELOW", "can_draw_on", "columns_of", "fold_lines", "folded", "logger", "make_visible"]
+
+ERASE_BELOW = "\x1b[J"
+_DEFAULT_COLUMNS = 80
 
 logger = logging.getLogger("hezar_train")
 
@@ -19,8 +27,45 @@ def make_visible(log: logging.Logger) -> None:
     log.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
 
 
+def can_draw_on(stream: TextIO) -> bool:
+    """Tell whether a bar can be drawn; a file stays plain whatever the environment says about colours."""
+    if not stream.isatty():
+        return False
+    from rich.console import Console
+
+    console = Console(file=stream, force_terminal=True)
+    return not console.is_dumb_terminal and not console.legacy_windows
+
+
+def columns_of(stream: TextIO) -> int:
+    """Return how wide the terminal is."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
+    except OSError:
+        return _DEFAULT_COLUMNS
+
+
+def folded(parts: Sequence[str], columns: int, gap: str = "  ") -> str:
+    """Return the parts on as many lines as they take; none is cut."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(gap) + len(part) <= columns:
+            lines[-1] += gap + part
+        else:
+            lines.append(f"  {part}")
+    return "\n".join(lines)
+
+
+def fold_lines(text: str, columns: int) -> str:
+    """Fold each line that is too long between its words."""
+    return "\n".join(folded(line.split(" "), columns, gap=" ") for line in text.split("\n"))
+
+
 class _Console(logging.Handler):
     """Print records to whatever standard error is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201
+        words, stream = self.format(record), sys.stderr
+        if can_draw_on(stream):
+            words = ERASE_BELOW + fold_lines(words, columns_of(stream))
+        print(words, file=stream, flush=True)

@@ -200,11 +200,12 @@ class Trainer(Trials, Handover, Telling, FederatedView, IterationView, HistoryVi
         if self._is_finished():
             self._push_rest()
             return self._say_done()
-        self.print_info()
         before = self.state.call_first_samples if self._trains_in_rounds else self.state.samples_seen
         hooks = self.hooks[Mode.TRAIN] if hooks_set is None else hooks_set
-        with self._under_way() as run, self._measured_around() as around:
-            self._walk_run(hooks, target_data_split_name)
+        with self._locked():
+            self.print_info()
+            with self._under_way() as run, self._measured_around() as around:
+                self._walk_run(hooks, target_data_split_name)
         self._finish_pushes()
         self.progress.say("Training done!")
         return RoutineResult(self.state.samples_seen - before, run.last_metrics | around, self.get_model_para)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -39,8 +39,8 @@ class UnderWay(Restoring):
 
     @contextmanager
     def _under_way(self) -> Iterator[Run]:
-        """Hold everything that exists only while the run trains: lock, signal handlers, files, the writer."""
-        with self._locked(), self._flag, self.storage, self._model_at_hand():
+        """Hold what exists only while the run trains, in a locked folder: signal handlers, files, the writer."""
+        with self._flag, self.storage, self._model_at_hand():
             self._steps.forget_open_window()  # of a failed call, and what a user's own backward left behind
             self.runtime.processes.on_main(self._enter_folder)
             with self._end_noted():
@@ -76,16 +76,16 @@ class UnderWay(Restoring):
         """Finish what the body leaves under way, however it ends."""
         leaves_together = is_finished = False
         try:
-            yield
+            with closing(self._source):
+                yield
             leaves_together = is_finished = True
         except TrainingInterrupted:  # on which all processes have agreed
             leaves_together = True
             raise
-        except KeyboardInterrupt:  # the second Ctrl-C: leave at once, what is saved is saved
+        except KeyboardInterrupt:  # the second Ctrl-C, also while workers end: leave at once, what is saved is saved
             run.abandon()
             raise
         finally:
-            self._source.close()
             run.finish()
             if not is_finished and self._pusher is not None:
                 self._pusher.abandon()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,22 @@ from workload import (
 from hezar_train import Hook
 from hezar_train.checkpoint import CheckpointStore
 from hezar_train.errors import NonFiniteError, TrainingInterrupted
+from hezar_train.events import INTERRUPTED
+from hezar_train.events.starts import end_of, read_starts
 from hezar_train.types import Mode
 
 WORKLOAD = Path(__file__).with_name("workload.py")
+# a long step outside of Python, as that of a real model: the news of all processes are there when it ends
+BUSY_RUN = """
+import sys, torch
+from workload import Hook, make_long_trainer
+
+class Busy(Hook):
+    def after_step(self):
+        torch.ones(2000, 2000) @ torch.ones(2000, 2000)
+
+make_long_trainer(sys.argv[1], hooks=[Busy()], num_dataloader_workers=1).train()
+"""
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
@@ -195,13 +208,14 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(tmp_path: Path) -
     assert checkpoint_steps(tmp_path) == [3, 6]
 
 
-def _start(out: Path, *options: str) -> subprocess.Popen[str]:
+def _start(out: Path, *options: str, program: Sequence[str] = (str(WORKLOAD),)) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(WORKLOAD), str(out), *options],
+        [sys.executable, *program, str(out), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(WORKLOAD.parent), os.environ.get("PYTHONPATH", "")])},
     )
 
 
@@ -247,3 +261,20 @@ def test_a_real_process_leaves_at_once_after_a_second_interrupt(tmp_path: Path, 
     assert (newest.step, rejected) == (6, [])  # the window in hand was neither finished nor saved
     make_long_trainer(tmp_path).train()
     assert differences(long_unbroken, tmp_path) == []
+
+
+@pytest.mark.parametrize("pause_seconds", [0.1, 0.2, 0.4])
+def test_two_interrupts_of_the_whole_group_are_an_interruption_and_no_crash_of_a_worker(
+    tmp_path: Path, pause_seconds: float
+) -> None:
+    process = _start(tmp_path, program=["-c", BUSY_RUN])
+    _wait_for_step(process, 3)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the worker gets it too
+    time.sleep(pause_seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode != 0  # the second may come in the same step as the first, in a later one, or at the exit
+    assert "DataLoader worker" not in printed
+    assert end_of(read_starts(tmp_path)[-1])["how"] == INTERRUPTED
+    with pytest.raises(ProcessLookupError):  # no worker is left
+        os.killpg(process.pid, 0)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +21,23 @@ from hezar_train.data import default_collator, preserved_randomness
 from hezar_train.data.fetch import WorkerPool, as_it_is, batch_fetcher, fetched, is_pure
 
 SEED, EPOCH = 11, 2
+
+# whoever gets a Ctrl-C and is not the main process is gone
+TEN_POOLS = """
+import os, signal
+from hezar_train.data.fetch import WorkerPool
+
+main = os.getpid()
+signal.signal(signal.SIGINT, lambda *_: None if os.getpid() == main else os._exit(3))
+print("ready", flush=True)
+num_served = 0
+for _ in range(10):
+    pool = WorkerPool(lambda epoch, indices: indices, 1, False)
+    num_served += list(pool.batches([(0, [1])])) == [[1]]
+    pool.close()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(num_served, flush=True)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -271,16 +290,34 @@ class TestWorkers:
         pool.close()
         pool.close()
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_worker_outlives_one_signal_and_ends_at_the_second(self, pools: Any, number: int) -> None:
+    def test_a_worker_outlives_one_termination_and_ends_at_the_second(self, pools: Any) -> None:
         pool = open_pool(pools, Where(), num_workers=1)
         [[(_, pid)]] = answers(pool, [[0]])
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGTERM)
         time.sleep(0.1)
         assert answers(pool, [[0]]) == [[(0, pid)]]
         with pytest.raises(RuntimeError, match=f"worker .*{pid}"):  # noqa: PT012 - the news may come at once
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGTERM)
             answers(pool, [[0]] * 100)
+
+    def test_a_worker_leaves_every_interrupt_to_the_main_process(self, pools: Any) -> None:
+        pool = open_pool(pools, Where(), num_workers=1)
+        [[(_, pid)]] = answers(pool, [[0]])
+        for _ in range(5):
+            os.kill(pid, signal.SIGINT)
+            time.sleep(0.02)
+            assert answers(pool, [[0]]) == [[(0, pid)]]
+        pool.close()
+        assert not is_alive(pid)
+
+    def test_interrupts_while_workers_start_reach_the_main_process_alone(self) -> None:
+        process = subprocess.Popen([sys.executable, "-c", TEN_POOLS], stdout=subprocess.PIPE, start_new_session=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        while process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.001)
+        assert (process.stdout.read(), process.returncode) == (b"10\n", 0)
 
     def test_the_global_generators_of_the_main_process_are_not_touched(self, pools: Any) -> None:
         pool = open_pool(pools, Noisy())

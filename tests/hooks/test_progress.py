@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import fcntl
 import io
+import logging
 import os
 import pty
 import re
+import signal
 import struct
 import sys
 import termios
@@ -15,10 +17,11 @@ import pytest
 import torch
 
 from hezar_train.events import Row
-from hezar_train.hooks import pace
+from hezar_train.hooks import StopFlag, pace
 from hezar_train.hooks import progress as module
 from hezar_train.hooks.facts import info_table, print_facts
 from hezar_train.hooks.progress import Progress
+from hezar_train.runtime.console import make_visible
 
 
 class CountingStream(io.StringIO):
@@ -80,7 +83,7 @@ def test_a_terminal_shows_a_bar_with_every_number():
     progress.close()
     final = without_colours(terminal.text()).split("\x1b[J")[-1]
     assert re.fullmatch(
-        r"epoch 2/3  ━{40}  150/300  loss 0\.6931  lr 2e-05  [\d,]+ samples/s  0:00:0\d left\r\n", final
+        r"epoch 2/3  ━{30,40}  150/300  loss 0\.6931    lr 2e-05     +[\d,]+ samples/s  0:00:0\d left\r\n", final
     )
 
 
@@ -119,6 +122,35 @@ def test_a_message_is_printed_above_the_bar_as_it_is():
     assert frames[4].startswith("\r\nepoch 1/1")
 
 
+def test_a_notice_about_a_signal_leaves_nothing_of_the_bar(monkeypatch):
+    terminal = Terminal(columns=60)
+    monkeypatch.setattr(sys, "__stderr__", terminal.stream)
+    progress = Progress(10, 1, stream=terminal.stream)
+    with StopFlag():
+        progress.advance(1, 1, 8, 0.5, 0.1)
+        signal.raise_signal(signal.SIGINT)
+    progress.refresh()
+    progress.close()
+    frames = without_colours(terminal.text()).split("\x1b[J")
+    first, second = "SIGINT: finishing this update, then saving. Ctrl-C again", "leaves at once."
+    assert frames[2] == f"\r\n{first}\r\n  {second}\r\n"
+    assert frames[3].startswith("\r\nepoch 1/1")
+
+
+def test_a_log_message_leaves_nothing_of_the_bar_and_is_folded_between_words(monkeypatch):
+    terminal = Terminal(columns=40)
+    monkeypatch.setattr(sys, "stderr", terminal.stream)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log = logging.Logger("fresh")
+    make_visible(log)
+    progress = Progress(10, 1, stream=terminal.stream)
+    progress.advance(1, 1, 8, 0.5, 0.1)
+    log.warning("step %d is not saved: the disk is too full for the logs.", 12)
+    progress.close()
+    frames = without_colours(terminal.text()).split("\x1b[J")
+    assert frames[2] == "step 12 is not saved: the disk is too\r\n  full for the logs.\r\n"
+
+
 def test_an_evaluation_has_a_second_bar_that_goes_away(monkeypatch):
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.0)
     terminal = Terminal()
@@ -142,7 +174,64 @@ def test_a_bar_never_wraps(columns):
     progress.advance(1500, 15, 8, 0.123456, 1.23456e-5)
     progress.close()
     lines = re.split(r"[\r\n]+|\x1b\[\d*[AJ]", without_colours(terminal.text()))
-    assert columns // 2 < max(map(len, lines)) < columns
+    assert columns // 3 < max(map(len, lines)) < columns
+
+
+RATES = (0.002, 0.001953, 8e-05, 0.0001234567, 1.23456789e-10)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120])
+@pytest.mark.parametrize(("steps", "epochs"), [(900, 20), (1878, 6), (1_000_000, 100)])
+def test_no_part_of_the_bar_moves_from_frame_to_frame(now, columns, steps, epochs):
+    terminal = Terminal(columns)
+    progress = Progress(steps, epochs, stream=terminal.stream)
+    for number, rate in enumerate(RATES, start=1):
+        now[0] += 1.0
+        progress.advance(number * steps // 9, number, 8 * number, -1e-4 / 3 if number == 2 else 10 / number**5, rate)
+    progress.close()
+    frames = re.findall(r"epoch [^\r\n\x1b]*|━[^\r\n\x1b]*", without_colours(terminal.text()))
+    assert len(frames) == len(RATES) + 1
+    starts = {tuple(found.start() for found in re.finditer(r"━+|/|loss|lr|samples", frame)) for frame in frames}
+    assert len(starts) == 1
+    assert all(len(re.search("━*", frame[frame.index("━") :]).group()) >= 10 for frame in frames)
+    assert all(frame.endswith(" left") for frame in frames[1:])
+
+
+def test_a_narrow_terminal_does_without_the_pace_then_the_rate_then_the_loss(now):
+    shown = {}
+    for columns in (100, 80, 70, 55):
+        terminal = Terminal(columns)
+        progress = Progress(900, 20, stream=terminal.stream)
+        for step in (1, 2):
+            now[0] += 1.0
+            progress.advance(step, 1, 8, 0.5, 0.1)
+        progress.close()
+        shown[columns] = re.findall("loss|lr|samples|left", without_colours(terminal.text()).split("\x1b[J")[-1])
+    assert shown == {
+        100: ["loss", "lr", "samples", "left"],
+        80: ["loss", "lr", "left"],
+        70: ["loss", "left"],
+        55: ["left"],
+    }
+
+
+def test_a_terminal_is_told_the_time_of_day_and_no_date():
+    terminal = Terminal(columns=80)
+    progress = Progress(900, 20, stream=terminal.stream)
+    progress.line(Row(45, 1, 0.0, {"evaluation.loss": 0.6461, "evaluation.accuracy": 0.8694}))
+    said = without_colours(terminal.text()).removeprefix("\x1b[J")
+    assert re.fullmatch(r"\d\d:00:00  epoch 1/20  step 45/900  evaluation  loss 0\.6461  accuracy 0\.8694\r\n", said)
+
+
+def test_a_message_goes_on_in_another_line_between_its_words():
+    terminal = Terminal(columns=40)
+    progress = Progress(10, 1, stream=terminal.stream)
+    progress.say("all pushes arrived: the last one is that of step 630")
+    progress.close()
+    progress.say("the best one has evaluation.held_out.cer 0.021")
+    lines = terminal.text().removeprefix("\x1b[J").split("\r\n")
+    assert lines[:2] == ["all pushes arrived: the last one is that", "  of step 630"]
+    assert lines[2:] == ["the best one has evaluation.held_out.cer", "  0.021", ""]
 
 
 def test_what_an_evaluation_found_goes_on_in_another_line_where_the_terminal_ends():
@@ -247,14 +336,15 @@ def test_what_is_done_aside_and_evaluations_do_not_slow_the_pace(now):
 
 
 def test_the_last_bar_has_the_pace_that_was_logged_with_its_step(now):
-    progress = Progress(2, 1, stream=CountingStream(), is_terminal=True)
+    terminal = Terminal()
+    progress = Progress(2, 1, stream=terminal.stream)
     for step in (1, 2):
         now[0] += 1.0
         progress.advance(step, 1, 80, 0.5, 0.1)
     progress.line(Row(2, 1, 0.0, {"train.samples_per_second": progress.samples_per_second()}))
     now[0] += 9.0  # of closing files and ending workers
     progress.close()
-    assert "  80 samples/s" in without_colours(progress._stream.getvalue()).split("\x1b[J")[-1]
+    assert "  80 samples/s" in without_colours(terminal.text()).split("\x1b[J")[-1]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -396,3 +486,11 @@ def test_facts_are_aligned_lines_in_a_file_and_a_table_on_a_terminal():
     lines = without_colours(terminal.text()).split("\r\n")
     assert lines[1:3] == ["│ Steps      │ 300 │", "│ Batch size │ [8] │"]
     assert info_table(facts).row_count == 2
+
+
+def test_a_path_that_is_too_long_for_the_table_goes_on_after_a_slash():
+    terminal = Terminal(columns=50)
+    print_facts({"Output folder": "/data/experiments/of/2026/may/plates"}, terminal.stream)
+    lines = without_colours(terminal.text()).split("\r\n")
+    assert lines[1] == "│ Output folder │ /data/experiments/of/2026/may/ │"
+    assert lines[2] == "│               │   plates                       │"
