@@ -100,7 +100,7 @@ def predict(run: str, files: tuple[str, ...], out: str | None, checkpoint: str, 
     opened = _open(run, recipe, checkpoint)
     with counting(opened.trainer.hooks_in_predict, "predicted"):
         found = list(zip(map(_plain, given), opened.predict(given), strict=True))
-    if empty := [_text(one) for one, value in found if value in ("", [])]:
+    if empty := [_text(one) for one, value in found if value == ""]:
         click.echo(f"nothing was found in {len(empty)} of {len(found)}: {', '.join(empty[:MOST_NAMED])}", err=True)
     if out is None:
         for one, value in found:
