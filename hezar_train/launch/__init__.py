@@ -10,7 +10,7 @@ that a check needs no torch.
 from __future__ import annotations
 
 from hezar_train.launch.building import build_trainer, import_recipe, resumed, saved_checkpoints
-from hezar_train.launch.fetching import asked_for, load_splits, with_held_out
+from hezar_train.launch.fetching import asked_for, load_splits, refuse_missing_columns, with_held_out
 from hezar_train.launch.finding import CONFIG_NAME, RECIPE_NAME, copy_recipe, recipe_folders, recipe_names
 from hezar_train.launch.given import path_of, text_of
 from hezar_train.launch.inputs import Inputs, gather_inputs
@@ -27,6 +27,7 @@ from hezar_train.launch.record import (
     refuse_without_checkpoint,
     run_config,
 )
+from hezar_train.launch.small_pictures import PictureSize, load_pictures, small_greys
 
 __all__ = [
     "CONFIG_NAME",
@@ -35,6 +36,7 @@ __all__ = [
     "Inputs",
     "LoadedRecipe",
     "OpenRun",
+    "PictureSize",
     "Recipe",
     "asked_for",
     "build_trainer",
@@ -43,6 +45,7 @@ __all__ = [
     "gather_inputs",
     "import_recipe",
     "load_any",
+    "load_pictures",
     "load_recipe",
     "load_run",
     "load_splits",
@@ -55,10 +58,12 @@ __all__ = [
     "recipe_names",
     "recipe_of_hash",
     "refuse_changed_recipe",
+    "refuse_missing_columns",
     "refuse_without_checkpoint",
     "resumed",
     "run_config",
     "saved_checkpoints",
+    "small_greys",
     "text_of",
     "with_held_out",
 ]

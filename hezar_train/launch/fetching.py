@@ -13,7 +13,7 @@ from typing import Any
 
 from hezar_train.errors import DataError, HezarTrainError, MissingDependencyError, choices
 
-__all__ = ["asked_for", "load_splits", "with_held_out"]
+__all__ = ["HELD_OUT", "TRAIN", "asked_for", "load_splits", "refuse_missing_columns", "with_held_out"]
 
 TRAIN, HELD_OUT = "train", "held_out"
 EVALUATED = (HELD_OUT, "validation", "dev", "test")  # the first of them that there is chooses the best checkpoint
@@ -71,6 +71,14 @@ def with_held_out(override: str, splits: Mapping[str, Any], share: float = 0.1) 
         raise DataError(f"{override} has {len(found[TRAIN])} rows: too few to hold some out")
     parts = found.pop(TRAIN).train_test_split(test_size=share, seed=SPLIT_SEED)
     return {TRAIN: parts["train"], HELD_OUT: parts["test"], **found}
+
+
+def refuse_missing_columns(override: str, rows: Any, **columns: str) -> None:
+    """Raise if rows lack a column; each is given by the name of the option that says it."""
+    if missing := set(columns.values()).difference(rows.column_names):
+        options = " and ".join(f"recipe.{option}=..." for option in columns)
+        there = choices(rows.column_names)
+        raise DataError(f"{override} has no {choices(missing)}. Its columns: {there}. Name others with {options}")
 
 
 def _loading_errors() -> tuple[type[Exception], ...]:

@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from hezar_train import Recipe
-from hezar_train.errors import DataError, MissingDependencyError, choices
-from hezar_train.launch import asked_for, load_splits, path_of, with_held_out
+from hezar_train.errors import MissingDependencyError
+from hezar_train.launch import asked_for, load_splits, path_of, refuse_missing_columns, with_held_out
 
 LARGEST_PIXEL = 16
 SPLIT_SEED = 0  # not the run's: every run is tested on the same pictures, and the digits of `image_classification`
@@ -119,12 +119,7 @@ def hub_rows(name: str, image_column: str, label_column: str) -> tuple[Rows, Row
     override = f"recipe.dataset={name}"
     found = with_held_out(override, load_splits(override, name), TEST_SHARE)
     train, held_out = found["train"], found["held_out"]
-    columns = train.column_names
-    if missing := [column for column in (image_column, label_column) if column not in columns]:
-        raise DataError(
-            f"{override} has no {choices(missing)}. Its columns: {choices(columns)}. Name others with "
-            "recipe.image_column=... and recipe.label_column=..."
-        )
+    refuse_missing_columns(override, train, image_column=image_column, label_column=label_column)
     if names := getattr(train.features[label_column], "names", None):
         return train, held_out, dict(enumerate(names))
     labels = sorted({*train[label_column], *held_out[label_column]})

@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, binary_cross_entropy_with_logits
 from torch.utils.data import TensorDataset
 
 from hezar_train import MultiModelTrainer, Recipe
-from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices
-from hezar_train.launch import asked_for, load_splits, with_held_out
+from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.launch import asked_for, load_pictures, small_greys
 from hezar_train.metrics import AdditiveMetric, MetricsHandler
 
 DIGITS = "digits"
@@ -26,7 +25,6 @@ SIDE, LARGEST_PIXEL = 8, 16
 NUM_PIXELS = SIDE * SIDE
 NUM_NOISE = 16
 NUM_SHOWN = 20
-BOX = 4  # of PIL.Image.Resampling: a pixel is the mean of those in its place
 SPLIT_SEED = 0  # not the run's: every run is measured against the same digits
 
 
@@ -167,30 +165,9 @@ def digits(test_share: float) -> list[torch.Tensor]:
 
 def hub_parts(name: str, image_column: str, side: int, test_share: float) -> list[torch.Tensor]:
     """Read the pictures of a dataset."""
-    rows = hub_rows(name, (image_column,), test_share)
+    rows = load_pictures(name, test_share, image_column)
     with asked_for(f"recipe.dataset={name}"):
         return [small_greys(part[image_column], side) for part in rows]
-
-
-def hub_rows(name: str, columns: Sequence[str], test_share: float) -> tuple[Any, Any]:
-    """Load a dataset's rows to train on and those held out; the first of the columns has pictures."""
-    override = f"recipe.dataset={name}"
-    found = with_held_out(override, load_splits(override, name), test_share)
-    features = found["train"].features
-    if missing := [column for column in columns if column not in features]:
-        others = " and ".join(f"recipe.{kind}_column=..." for kind in ("image", "label")[: len(columns)])
-        raise DataError(
-            f"{override} has no {choices(missing)}. Its columns: {choices(features)}. Name others with {others}"
-        )
-    if type(features[columns[0]]).__name__ != "Image":
-        raise DataError(f"{override} has no pictures in its column {columns[0]!r}, but {features[columns[0]]}")
-    return found["train"], found["held_out"]
-
-
-def small_greys(pictures: Iterable[Any], side: int) -> torch.Tensor:
-    """Make pictures as small as asked for, and as grey as the digits are: 17 greys, from 0 to 1."""
-    small = [np.array(one.convert("L").resize((side, side), resample=BOX)) for one in pictures]
-    return (torch.from_numpy(np.stack(small)).float() * LARGEST_PIXEL / 255).round() / LARGEST_PIXEL
 
 
 def read(given: Any, preprocessor: Any) -> tuple[torch.Tensor]:  # noqa: ARG001

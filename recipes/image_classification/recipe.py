@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +16,12 @@ from torch.utils.data import TensorDataset
 
 from hezar_train import Recipe
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices
-from hezar_train.launch import asked_for, load_splits, path_of, with_held_out
+from hezar_train.launch import PictureSize, asked_for, load_pictures, path_of, small_greys
 
 DIGITS = "digits"
 NUM_CLASSES = 10
 SIDE = 8
 LARGEST_PIXEL = 16
-BOX = 4  # of PIL.Image.Resampling: a pixel is the mean of those in its place
 SPLIT_SEED = 0  # not the run's: every run is tested on the same digits
 
 Parts = tuple[TensorDataset, TensorDataset]
@@ -96,7 +92,7 @@ def hub_parts(
     name: str, image_column: str, label_column: str, side: int, test_share: float
 ) -> tuple[Parts, Sequence[str]]:
     """Read the pictures of a dataset, and what its classes are called; labels without names are in their order."""
-    rows = hub_rows(name, (image_column, label_column), test_share)
+    rows = load_pictures(name, test_share, image_column, label_column=label_column)
     labels = [list(part[label_column]) for part in rows]
     names = getattr(rows[0].features[label_column], "names", None)
     values = list(range(len(names))) if names else sorted({*labels[0], *labels[1]})
@@ -107,39 +103,6 @@ def hub_parts(
     numbers = [torch.tensor([values.index(label) for label in part]) for part in labels]
     train, test = (TensorDataset(*pair) for pair in zip(pixels, numbers, strict=True))
     return (train, test), names or [str(value) for value in values]
-
-
-def hub_rows(name: str, columns: Sequence[str], test_share: float) -> tuple[Any, Any]:
-    """Load a dataset's rows to train on and those held out; the first of the columns has pictures."""
-    override = f"recipe.dataset={name}"
-    found = with_held_out(override, load_splits(override, name), test_share)
-    features = found["train"].features
-    if missing := [column for column in columns if column not in features]:
-        others = " and ".join(f"recipe.{kind}_column=..." for kind in ("image", "label")[: len(columns)])
-        raise DataError(
-            f"{override} has no {choices(missing)}. Its columns: {choices(features)}. Name others with {others}"
-        )
-    if type(features[columns[0]]).__name__ != "Image":
-        raise DataError(f"{override} has no pictures in its column {columns[0]!r}, but {features[columns[0]]}")
-    return found["train"], found["held_out"]
-
-
-def small_greys(pictures: Iterable[Any], side: int) -> torch.Tensor:
-    """Make pictures as small as asked for, and as grey as the digits are: 17 greys, from 0 to 1."""
-    small = [np.array(one.convert("L").resize((side, side), resample=BOX)) for one in pictures]
-    return (torch.from_numpy(np.stack(small)).float() * LARGEST_PIXEL / 255).round() / LARGEST_PIXEL
-
-
-@dataclass(frozen=True)
-class PictureSize:
-    """The side of a dataset's pictures, in pixels: what `read` has to know, kept with each checkpoint."""
-
-    side: int
-
-    def save(self, folder: str) -> None:
-        """Write it as JSON."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / "picture_size.json").write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def read(given: Any, preprocessor: Any) -> tuple[torch.Tensor]:

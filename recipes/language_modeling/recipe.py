@@ -22,8 +22,8 @@ from torch.nn import functional
 from hezar_train import Recipe
 from hezar_train.checkpoint import unwrap
 from hezar_train.data import TextGenerationDataCollator
-from hezar_train.errors import DataError, MissingDependencyError, choices
-from hezar_train.launch import asked_for, load_splits, text_of, with_held_out
+from hezar_train.errors import DataError, MissingDependencyError
+from hezar_train.launch import asked_for, load_splits, refuse_missing_columns, text_of, with_held_out
 from hezar_train.metrics import IGNORED_LABEL, AdditiveMetric, LanguageModelingHandler
 
 SAMPLE_FILE = Path(__file__).with_name("docstrings.jsonl.xz")
@@ -288,11 +288,7 @@ def hub_splits(name: str, text_column: str) -> Splits:
     """Read a dataset of the Hub, or a local folder of text, JSON or Parquet files; one that is whole is split."""
     override = f"recipe.dataset={name}"
     found = with_held_out(override, load_splits(override, name), HELD_OUT_PERCENT / 100)
-    if text_column not in found["train"].column_names:
-        columns = choices(found["train"].column_names)
-        raise DataError(
-            f"{override} has no column {text_column!r}; it has: {columns}. Name one: recipe.text_column=..."
-        )
+    refuse_missing_columns(override, found["train"], text_column=text_column)
     parts = {"train": found["train"], "val": found["held_out"], "test": found.get("test", found["held_out"])}
     return {split: list(rows[text_column]) for split, rows in parts.items()}
 

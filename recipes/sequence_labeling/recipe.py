@@ -22,8 +22,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from hezar_train import Recipe
 from hezar_train.data import SequenceLabelingDataCollator
-from hezar_train.errors import DataError, MissingDependencyError, choices
-from hezar_train.launch import asked_for, load_splits, text_of, with_held_out
+from hezar_train.errors import MissingDependencyError
+from hezar_train.launch import asked_for, load_splits, refuse_missing_columns, text_of, with_held_out
 from hezar_train.metrics import IGNORED_LABEL, SequenceLabelingHandler
 
 TEMPLATES_FILE = Path(__file__).parent / "templates.txt"
@@ -327,12 +327,7 @@ def hub_corpus(name: str, words_column: str, labels_column: str) -> Corpus:
     """Read `owner/name` or `owner/name:config` of the Hub, or a folder of JSON or Parquet files."""
     override = f"recipe.dataset={name}"
     found = with_held_out(override, load_splits(override, name))
-    columns = found["train"].column_names
-    if missing := {words_column, labels_column} - set(columns):
-        raise DataError(
-            f"{override} lacks {choices(missing)}. Its columns: {choices(columns)}; name others with "
-            "recipe.words_column=... and recipe.labels_column=..."
-        )
+    refuse_missing_columns(override, found["train"], words_column=words_column, labels_column=labels_column)
     names = getattr(getattr(found["train"].features[labels_column], "feature", None), "names", None)
     labels = names or sorted({str(one) for rows in found.values() for row in rows[labels_column] for one in row})
     sets = {

@@ -24,7 +24,7 @@ from torch import nn
 from hezar_train import Recipe
 from hezar_train.data import TextPaddingDataCollator
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices, suggestion
-from hezar_train.launch import asked_for, load_splits, text_of
+from hezar_train.launch import asked_for, load_splits, refuse_missing_columns, text_of
 
 SAMPLE_FILE = Path(__file__).parent / "descriptions.tsv.xz"
 INDEX_URL = "https://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages.xz"
@@ -245,12 +245,7 @@ class Encoder(nn.Module):
 def hub_corpus(name: str, text_column: str, label_column: str) -> Corpus:
     """Read `owner/name` or `owner/name:config` of the Hub, or a local folder of CSV, JSON or Parquet files."""
     found = hub_splits(name)
-    columns = found["train"].column_names
-    if missing := {text_column, label_column} - set(columns):
-        raise DataError(
-            f"{name} has no {choices(missing)}. Its columns: {choices(columns)}. Name others with "
-            "recipe.text_column=... and recipe.label_column=..."
-        )
+    refuse_missing_columns(f"recipe.dataset={name}", found["train"], text_column=text_column, label_column=label_column)
     names = getattr(found["train"].features[label_column], "names", None)
     labels = names or sorted({str(label) for rows in found.values() for label in rows[label_column]})
     number = int if names else lambda label: labels.index(str(label))

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,14 +16,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from hezar_train import Recipe, Trainer
-from hezar_train.errors import ConfigError, DataError, MissingDependencyError, choices
-from hezar_train.launch import asked_for, load_splits, path_of, with_held_out
+from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.launch import PictureSize, asked_for, load_pictures, path_of, small_greys
 
 DIGITS = "digits"
 SIDE, LARGEST_PIXEL = 8, 16  # a pixel says how many of 16 points are ink
 NUM_GREYS = LARGEST_PIXEL + 1
 NUM_SHOWN = 10
-BOX = 4  # of PIL.Image.Resampling: a pixel is the mean of those in its place
 SPLIT_SEED = 0  # not the run's: every run is tested on the same digits
 
 
@@ -104,42 +100,9 @@ def digits(test_share: float) -> list[torch.Tensor]:
 
 def hub_parts(name: str, image_column: str, side: int, test_share: float) -> list[torch.Tensor]:
     """Read the pictures of a dataset."""
-    rows = hub_rows(name, (image_column,), test_share)
+    rows = load_pictures(name, test_share, image_column)
     with asked_for(f"recipe.dataset={name}"):
         return [small_greys(part[image_column], side) for part in rows]
-
-
-def hub_rows(name: str, columns: Sequence[str], test_share: float) -> tuple[Any, Any]:
-    """Load a dataset's rows to train on and those held out; the first of the columns has pictures."""
-    override = f"recipe.dataset={name}"
-    found = with_held_out(override, load_splits(override, name), test_share)
-    features = found["train"].features
-    if missing := [column for column in columns if column not in features]:
-        others = " and ".join(f"recipe.{kind}_column=..." for kind in ("image", "label")[: len(columns)])
-        raise DataError(
-            f"{override} has no {choices(missing)}. Its columns: {choices(features)}. Name others with {others}"
-        )
-    if type(features[columns[0]]).__name__ != "Image":
-        raise DataError(f"{override} has no pictures in its column {columns[0]!r}, but {features[columns[0]]}")
-    return found["train"], found["held_out"]
-
-
-def small_greys(pictures: Iterable[Any], side: int) -> torch.Tensor:
-    """Make pictures as small as asked for, and as grey as the digits are: 17 greys, from 0 to 1."""
-    small = [np.array(one.convert("L").resize((side, side), resample=BOX)) for one in pictures]
-    return (torch.from_numpy(np.stack(small)).float() * LARGEST_PIXEL / 255).round() / LARGEST_PIXEL
-
-
-@dataclass(frozen=True)
-class PictureSize:
-    """The side of a dataset's pictures, in pixels: what `read` has to know, kept with each checkpoint."""
-
-    side: int
-
-    def save(self, folder: str) -> None:
-        """Write it as JSON."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / "picture_size.json").write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def read(given: Any, preprocessor: Any) -> tuple[torch.Tensor]:

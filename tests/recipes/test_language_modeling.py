@@ -180,7 +180,7 @@ def test_a_hub_dataset_and_a_pretrained_model_take_their_places(
     assert type(trainer.model).__name__ == "GPT2LMHeadModel"
     assert trainer.train().metrics["evaluation.bits_per_byte"] > 0
     assert len(open_run(load_run(tmp_path / "run")).predict(["number", "a number of numbers is"])) == 2
-    with pytest.raises(DataError, match=r"has no column 'text'; it has: body"):
+    with pytest.raises(DataError, match=r"has no text. Its columns: body"):
         recipe.hub_splits(str(tmp_path / "lines"), "text")
 
 

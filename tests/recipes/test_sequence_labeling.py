@@ -248,7 +248,7 @@ def test_a_dataset_without_the_columns_is_refused_with_those_it_has(recipe: Modu
     pytest.importorskip("datasets")
     for split in ("train", "test"):
         (tmp_path / f"{split}.csv").write_text("words,tags\na,b\n")
-    with pytest.raises(DataError, match=r"lacks ner_tags, tokens. Its columns: tags, words"):
+    with pytest.raises(DataError, match=r"has no ner_tags, tokens. Its columns: tags, words"):
         recipe.hub_corpus(str(tmp_path), "tokens", "ner_tags")
 
 
