@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import settings
 # the same examples in every run: a failure is found when the code changes, not on somebody else's day
 settings.register_profile("default", derandomize=True, deadline=None)
 settings.load_profile("default")
+
+# a shell that starts the tests in the background lets them ignore Ctrl-C, and so would every process that they start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MANY_PROCESSES = [Path(__file__).parent / name for name in ("distributed", "launch")]
 
