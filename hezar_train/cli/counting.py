@@ -36,8 +36,9 @@ def counting(hooks: HookSet, what: str) -> Iterator[None]:
             click.echo(f"{ERASED_LINE}{what}: {num_batches} batches", nl=False, err=True)
             last_shown = perf_counter()
 
-    hooks.register(count, Moment.BATCH_END, name="count_for_the_terminal")
+    hooks.register(count, Moment.BATCH_END, name=count.__name__)
     try:
         yield
     finally:
+        hooks.remove(Moment.BATCH_END, count.__name__)
         click.echo(ERASED_LINE, nl=False, err=True)

@@ -9,13 +9,10 @@ import click
 from hezar_train.cli.endings import NotUploadedError
 from hezar_train.cli.options import debug_option, plain_warnings, run_argument
 from hezar_train.cli.places import refuse_unwritable_file
-from hezar_train.config import CONFIG_FILE
 from hezar_train.config.fields.hub import HUB_STRATEGIES
 from hezar_train.errors import ConfigError, HubError
 
 __all__ = ["push", "report"]
-
-MARKS_OF_A_RUN = (CONFIG_FILE, "plan.json", "logs/*/metrics.json")
 
 
 @click.command("report", short_help="Write a page with the curves of a run, or of several.")
@@ -36,20 +33,9 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     """
     from hezar_train.report import COMPARISON_FILE, REPORT_FILE, write_report
 
-    for run in map(Path, runs):
-        _refuse_other_folder(run)
     usual = Path(runs[0], REPORT_FILE) if len(runs) == 1 else COMPARISON_FILE
     refuse_unwritable_file(usual if out is None else out, "--out FILE")
     click.echo(f"Open it in a browser: {write_report(runs, out)}")
-
-
-def _refuse_other_folder(run: Path) -> None:
-    """Raise for a folder that is no run, though it may have a folder of a run's name: nothing is written into it."""
-    if not any(any(run.glob(mark)) for mark in MARKS_OF_A_RUN):
-        raise ConfigError(
-            f"{run} is not the folder of a run: it has none of {', '.join(MARKS_OF_A_RUN)}. Name the output_dir of a "
-            "run; `hezar-train runs` lists those in ./runs."
-        )
 
 
 @click.command("push", short_help="Push a run to the Hugging Face Hub.")

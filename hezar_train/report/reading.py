@@ -22,7 +22,7 @@ from hezar_train.report.records import Evaluation, RunRecord, Table
 
 __all__ = ["is_moment", "is_number", "read_run", "read_runs"]
 
-MARKS_OF_A_RUN = (CONFIG_FILE, "plan.json", "logs", "checkpoints", "evaluations")
+MARKS_OF_A_RUN = (CONFIG_FILE, "plan.json", f"logs/*/{METRICS_FILE}")
 
 LARGEST, LATEST = 1e300, 1e11  # a value that can be drawn, a moment that has a date
 _EVENTS_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\.")
@@ -39,10 +39,10 @@ def read_runs(roots: Sequence[str | os.PathLike[str]]) -> list[RunRecord]:
 def read_run(root: str | os.PathLike[str], name: str | None = None) -> RunRecord:
     """Read a run's folder; an error only if it is none."""
     folder = Path(root)
-    if not any((folder / mark).exists() for mark in MARKS_OF_A_RUN):
+    if not any(any(folder.glob(mark)) for mark in MARKS_OF_A_RUN):  # others have folders of such names, too
         raise ConfigError(
-            f"{folder} is not the folder of a run: it has none of {', '.join(MARKS_OF_A_RUN)}. "
-            "Name the output_dir of a run."
+            f"{folder} is not the folder of a run: it has none of {', '.join(MARKS_OF_A_RUN)}. Name the output_dir of "
+            "a run; `hezar-train runs` lists those in ./runs."
         )
     return _Reader(folder, name or _short_names([folder])[0]).read()
 

@@ -188,6 +188,14 @@ def test_a_checkpoint_can_be_named_in_any_form(tmp_path: Path, unbroken: Path, f
     assert differences(unbroken, tmp_path) == []
 
 
+@pytest.mark.parametrize("content", ["{}", '{"step": "x"}', "not json"])
+def test_a_best_that_names_no_step_is_refused_in_a_sentence(tmp_path: Path, content: str) -> None:
+    make_trainer(tmp_path).train()
+    (tmp_path / "best.json").write_text(content)
+    with pytest.raises(CheckpointError, match="expected the step of the best checkpoint"):
+        make_trainer(tmp_path, resume_from_checkpoint="best")
+
+
 def test_going_back_takes_the_best_result_back_too(tmp_path: Path) -> None:
     make_trainer(tmp_path).train()
     (tmp_path / "best.json").write_text(json.dumps({"step": 16, "metric": "evaluation.loss", "value": 0.0}))
@@ -415,15 +423,19 @@ def test_what_a_hook_keeps_and_what_it_measured_survive_a_crash(tmp_path: Path) 
     assert differences(tmp_path / "unbroken", tmp_path / "broken") == []
 
 
-def test_a_second_trainer_in_the_same_folder_is_refused_while_the_first_trains(tmp_path: Path) -> None:
+def test_a_second_trainer_in_the_same_folder_is_refused_while_the_first_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     refusals: list[str] = []
 
     class Intruder(Hook):
         def after_step(self) -> None:
             if self.trainer.state.global_step == 4:
+                capsys.readouterr()
                 with pytest.raises(RunLockedError) as refused:
                     make_trainer(tmp_path).train()
                 refusals.append(str(refused.value))
+                assert "Output folder" not in capsys.readouterr().out, "the facts are those of a run that begins"
 
     make_trainer(tmp_path, hooks=[Intruder()]).train()
     assert len(refusals) == 1

@@ -151,7 +151,8 @@ def test_a_fast_dev_run_tries_everything_in_a_folder_of_its_own(invoke: Invoke, 
 def test_a_fast_dev_run_leaves_the_real_run_alone_whatever_the_overrides_say(invoke: Invoke, trained: Path) -> None:
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     for _ in range(2):
-        wishes = ["output_dir=runs/sums/", "resume_from_checkpoint=true", "max_steps=5"]
+        hub = ["push_to_hub=true", "hub_model_id=nobody/sums"]
+        wishes = ["output_dir=runs/sums/", "resume_from_checkpoint=true", "max_steps=5", *hub]
         assert invoke("train", "sums", *wishes, "--fast-dev-run").exit_code == 0
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
     assert (trained.parent / "sums-dev/checkpoints/00000005").is_dir()
