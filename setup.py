@@ -13,7 +13,7 @@ TARGET = Path("hezar_train") / "_recipes"
 
 
 class BuildWithRecipes(build_py):
-    """Copy `recipes/` into the built package, where `hezar_train.launch` looks for names."""
+    """Copy `recipes/` into the built package, where `hezar_train.recipes` looks for names."""
 
     def run(self) -> None:
         super().run()

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from hezar_train.config import MetricConfig, TrainerConfig
     from hezar_train.data import RangedSampler
     from hezar_train.events import EventStorage, get_event_storage
-    from hezar_train.launch import Recipe
     from hezar_train.loop import LIFECYCLE, CtxVar, Hook, Lifecycle, Moment, lifecycle
     from hezar_train.multi_model import MultiModelTrainer
+    from hezar_train.recipes import Recipe
     from hezar_train.state import TrainerState
     from hezar_train.trainer import RoutineResult, Trainer
     from hezar_train.types import Mode
@@ -53,7 +53,7 @@ _MODULE_OF_NAME = {
     "Moment": "hezar_train.loop",
     "MultiModelTrainer": "hezar_train.multi_model",
     "RangedSampler": "hezar_train.data",
-    "Recipe": "hezar_train.launch",
+    "Recipe": "hezar_train.recipes",
     "RoutineResult": "hezar_train.trainer",
     "Trainer": "hezar_train.trainer",
     "TrainerConfig": "hezar_train.config",

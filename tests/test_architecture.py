@@ -20,17 +20,18 @@ PACKAGE = ROOT / "hezar_train"
 ROWS = [
     {"errors", "types"},
     {"config"},
-    {"plan", "state"},
+    {"plan", "state", "run_layout"},
     {"runtime"},
     {"data", "optim", "metrics", "events", "checkpoint"},
     {"report"},
     {"hub"},
     {"loop"},
-    {"hooks"},
+    {"hooks", "terminal"},
     {"trainer"},
     {"multi_model"},
     {"federated"},
-    {"tune", "launch", "elastic"},
+    {"compat"},
+    {"recipes", "tune", "launch"},
     {"cli"},
     {"__main__"},
 ]
@@ -43,7 +44,7 @@ OWNERS = {
     "huggingface_hub": {"hub"},
     "click": {"cli"},
 }
-TORCH_FREE = {"__init__", "__main__", "errors", "types", "config", "plan", "state", "launch", "cli"}
+TORCH_FREE = {"__init__", "__main__", "errors", "types", "config", "plan", "state", "recipes", "cli"}
 HEAVY = {"torch", "numpy", "accelerate", "safetensors", "transformers", "datasets"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}
 

@@ -65,7 +65,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hezar_train.checkpoint.checkpointer import Checkpointer
-    from hezar_train.checkpoint.contents import Checkpoint, Parts
+    from hezar_train.checkpoint.format import JSON, pack, read_tensors, unpack
     from hezar_train.checkpoint.lock import RunLock
     from hezar_train.checkpoint.manifest import (
         CONFIG_FILE,
@@ -76,16 +76,25 @@ if TYPE_CHECKING:
         verify,
     )
     from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
-    from hezar_train.checkpoint.rounds import load_round, round_tensors, save_round, write_round
-    from hezar_train.checkpoint.sharded import export_model, gather_shards, gather_whole, load_shards
-    from hezar_train.checkpoint.sharded_modules import share_of
+    from hezar_train.checkpoint.sharded import (
+        SavingGroup,
+        SharedStore,
+        export_model,
+        gather_shards,
+        gather_whole,
+        load_shards,
+        share_of,
+    )
     from hezar_train.checkpoint.shards import local_part, whole
-    from hezar_train.checkpoint.shared_store import SavingGroup, SharedStore
-    from hezar_train.checkpoint.snapshot import SnapshotBuffers
-    from hezar_train.checkpoint.store import CheckpointStore, Rejected, to_delete
-    from hezar_train.checkpoint.tensors import read_tensors
-    from hezar_train.checkpoint.trees import JSON, pack, unpack
-    from hezar_train.checkpoint.weights import WeightReport, initial_weights
+    from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Parts, Rejected, SnapshotBuffers, to_delete
+    from hezar_train.checkpoint.weights import (
+        WeightReport,
+        initial_weights,
+        load_round,
+        round_tensors,
+        save_round,
+        write_round,
+    )
     from hezar_train.checkpoint.writer import CheckpointWriter
 
 __all__ = [
@@ -130,20 +139,22 @@ __all__ = [
 
 _NAMES_OF_MODULE = {
     "checkpointer": ("Checkpointer",),
-    "contents": ("Checkpoint", "Parts"),
+    "format": ("JSON", "pack", "read_tensors", "unpack"),
     "lock": ("RunLock",),
     "manifest": ("CONFIG_FILE", "MANIFEST_FILE", "MODEL_FILE", "OPTIMIZER_FILE", "STATE_FILE", "verify"),
     "modules": ("load_module_state", "module_state", "unwrap"),
-    "rounds": ("load_round", "round_tensors", "save_round", "write_round"),
-    "sharded": ("export_model", "gather_shards", "gather_whole", "load_shards"),
-    "sharded_modules": ("share_of",),
+    "sharded": (
+        "SavingGroup",
+        "SharedStore",
+        "export_model",
+        "gather_shards",
+        "gather_whole",
+        "load_shards",
+        "share_of",
+    ),
     "shards": ("local_part", "whole"),
-    "shared_store": ("SavingGroup", "SharedStore"),
-    "snapshot": ("SnapshotBuffers",),
-    "store": ("CheckpointStore", "Rejected", "to_delete"),
-    "tensors": ("read_tensors",),
-    "trees": ("JSON", "pack", "unpack"),
-    "weights": ("WeightReport", "initial_weights"),
+    "store": ("Checkpoint", "CheckpointStore", "Parts", "Rejected", "SnapshotBuffers", "to_delete"),
+    "weights": ("WeightReport", "initial_weights", "load_round", "round_tensors", "save_round", "write_round"),
     "writer": ("CheckpointWriter",),
 }
 

@@ -15,12 +15,9 @@ from typing import Any
 
 from torch import nn
 
-from hezar_train.checkpoint.at_path import put_back, write_checkpoint
-from hezar_train.checkpoint.contents import Checkpoint, Parts
-from hezar_train.checkpoint.disk import make_folder_durably
-from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE
+from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, make_folder_durably
 from hezar_train.checkpoint.modules import load_module_state
-from hezar_train.checkpoint.store import CheckpointStore
+from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Parts, put_back, write_checkpoint
 from hezar_train.checkpoint.weights import WeightReport, initial_weights
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import CheckpointError, choices

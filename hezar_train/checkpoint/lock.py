@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from hezar_train.checkpoint.disk import make_folder_durably
+from hezar_train.checkpoint.manifest import make_folder_durably
 from hezar_train.errors import RunLockedError
 
 __all__ = ["RunLock"]

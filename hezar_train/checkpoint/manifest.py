@@ -1,20 +1,23 @@
-"""The manifest: which files make a checkpoint, and the proof that they are those that were written.
+"""Every byte that must outlive a crash goes through here: durable files, durable folders, atomic renames.
 
-This module owns the names of the parts, `manifest.json` and its verification. It refuses to guess: a listed file that
-is missing, shorter or different by a bit is damage, and so is a manifest that does not match its own hash. A file that
-the manifest does not list is nobody's business.
+This module owns `fsync` and knows nothing of checkpoints. It refuses to write over a file: what is written here is
+written once, under a name nobody else uses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hezar_train.checkpoint.disk import FileRecord, hash_file
-from hezar_train.errors import CheckpointError
+from hezar_train.config import read_mapping
+from hezar_train.config.files import fsync_folder, is_disk_full
+from hezar_train.errors import CheckpointError, ConfigError
 
 __all__ = [
     "CONFIG_FILE",
@@ -23,11 +26,130 @@ __all__ = [
     "OPTIMIZER_FILE",
     "REQUIRED_FILES",
     "STATE_FILE",
+    "Draft",
+    "FileRecord",
     "Manifest",
+    "free_bytes",
+    "fsync_folder",
+    "hash_file",
+    "is_disk_full",
     "is_inside",
+    "make_folder_durably",
+    "read_best_step",
     "read_manifest",
+    "remove_folder",
+    "rename_durably",
+    "replace_file",
+    "settle_folder",
     "verify",
+    "write_file_durably",
 ]
+
+CHUNK_BYTES = 4 << 20  # a chunk that was just written is hashed while it is still in the processor's cache
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What identifies a file's content."""
+
+    size: int
+    sha256: str
+
+
+def write_file_durably(path: Path, parts: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file, fsync it, and return the record of the bytes that were meant (not of what the disk holds)."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb", buffering=0) as file:
+        for chunk in _chunks(parts):
+            _write_all(file.fileno(), chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        os.fsync(file.fileno())
+    return FileRecord(size, digest.hexdigest())
+
+
+def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file whole or not at all, in place of one that may be there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)  # of a killed process
+    write_file_durably(temporary, parts)
+    rename_durably(temporary, path)
+
+
+def hash_file(path: Path) -> FileRecord:
+    """Read a file to its end and return its record."""
+    digest, size = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            size += count
+    return FileRecord(size, digest.hexdigest())
+
+
+def make_folder_durably(folder: Path) -> None:
+    """Create a folder with its parents, so that the whole path survives a power cut."""
+    if folder.is_dir():
+        return
+    make_folder_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
+
+
+def settle_folder(folder: Path) -> dict[str, FileRecord]:
+    """Make durable what somebody else wrote into a folder; return the record of every file by its relative path."""
+    records = {}
+    for parent, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(parent, name)
+            _fsync_file(path)
+            records[path.relative_to(folder).as_posix()] = hash_file(path)
+        fsync_folder(Path(parent))
+    return records
+
+
+def rename_durably(source: Path, target: Path) -> None:
+    """Rename within one folder and make the new name durable."""
+    os.rename(source, target)
+    fsync_folder(target.parent)
+
+
+def remove_folder(folder: Path) -> bool:
+    """Delete a folder as far as possible; return whether it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that an ordinary user may still write there."""
+    return shutil.disk_usage(folder).free
+
+
+def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
+
+
+def _write_all(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
+
+
+def _fsync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# The manifest: which files make a checkpoint, and the proof that they are those that were written.
+#
+# This module owns the names of the parts, `manifest.json` and its verification. It refuses to guess: a listed file that
+# is missing, shorter or different by a bit is damage, and so is a manifest that does not match its own hash. A file
+# that the manifest does not list is nobody's business.
 
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
@@ -116,3 +238,63 @@ def _check_content(folder: Path, name: str, record: FileRecord) -> None:
 
 def _hash(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
+
+
+# A checkpoint while it is being written: durable files in a hidden folder, the manifest last.
+#
+# This module owns the order "content, manifest, folder"; it does not know the checkpoint's final name.
+
+
+class Draft:
+    """Collect files in a folder of its own, then seal it with a manifest of all of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._records: dict[str, FileRecord] = {}
+
+    def write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        """Write one file durably."""
+        self._records[name] = write_file_durably(self._new_path(name), parts)
+
+    def write_folder(self, name: str, fill: Callable[[Path], None]) -> None:
+        """Let `fill` write files into a subfolder, then make them durable and take them in."""
+        folder = self._new_path(name)
+        folder.mkdir()
+        fill(folder)
+        self._records |= {f"{name}/{path}": record for path, record in settle_folder(folder).items()}
+
+    @property
+    def records(self) -> dict[str, FileRecord]:
+        """What is known of the files so far, by name."""
+        return dict(self._records)
+
+    def take_in(self, records: Mapping[str, FileRecord]) -> None:
+        """Count files that other processes have written into the folder, durably."""
+        self._records |= records
+
+    def seal(self, step: int) -> None:
+        """Write the manifest; from here on the folder is a checkpoint that only lacks its name."""
+        write_file_durably(self.folder / MANIFEST_FILE, [Manifest(step, self._records).to_bytes()])
+        fsync_folder(self.folder)
+
+    def _new_path(self, name: str) -> Path:
+        path = self.folder / name
+        if not is_inside(name) or "/" in name or name == MANIFEST_FILE or path.exists():
+            raise CheckpointError(f"a checkpoint cannot hold a second part called {name!r}, or one outside its folder")
+        return path
+
+
+# The file that names the best checkpoint of a run, read with care: a person may have written it.
+
+
+def read_best_step(file: Path) -> int | None:
+    """Return the step of the best checkpoint; None if there is no best result."""
+    if not file.is_file():
+        return None
+    try:
+        step = read_mapping(file).get("step")
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; expected the step of the best checkpoint") from error
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise CheckpointError(f"{file}: expected the step of the best checkpoint, got step={step!r}")
+    return step

@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hezar_train.checkpoint.tensors import check_storable, raw_bytes
-from hezar_train.checkpoint.trees import JSON, pack, tensor_names, unpack
+from hezar_train.checkpoint.format import JSON, check_storable, pack, raw_bytes, tensor_names, unpack
 from hezar_train.errors import CheckpointError
 
 __all__ = ["load_module_state", "module_names", "module_state", "stored_state", "tied_names", "unwrap"]

@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from hezar_train.checkpoint.draft import Draft
-from hezar_train.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE, read_manifest
-from hezar_train.checkpoint.tensors import read_tensors, tensor_file
+from hezar_train.checkpoint.format import read_tensors, tensor_file
+from hezar_train.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE, Draft, read_manifest
 from hezar_train.errors import CheckpointError
 
 if TYPE_CHECKING:

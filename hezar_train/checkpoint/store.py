@@ -1,27 +1,238 @@
-"""The folder of checkpoints: names, publication, choice of the newest that verifies, retention.
+"""Host memory for a copy of the run's tensors, made once and used at every save.
 
-This module owns the names in that folder: `00000120` is the checkpoint of step 120 (any zero padding is read), names
-that start with a dot are not checkpoints. It refuses to rewrite a checkpoint that verifies, to delete the newest, and
-to answer "there is none" where there were some.
+This module owns the stall of a background save: one copy into memory that is already there. A page that is touched for
+the first time costs several times its copy, so the buffers are touched when they are reserved.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from hezar_train.checkpoint.contents import Checkpoint
-from hezar_train.checkpoint.disk import make_folder_durably, remove_folder, rename_durably
-from hezar_train.checkpoint.draft import Draft
-from hezar_train.checkpoint.manifest import MANIFEST_FILE
+import torch
+from torch import Tensor, nn
+
+from hezar_train.checkpoint.format import check_storable, pack, tensor_file, tensor_names, unpack
+from hezar_train.checkpoint.manifest import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    Draft,
+    Manifest,
+    make_folder_durably,
+    remove_folder,
+    rename_durably,
+    verify,
+)
+from hezar_train.checkpoint.modules import module_state
+from hezar_train.checkpoint.shards import ShardIndex
 from hezar_train.errors import CheckpointError
 
-__all__ = ["CheckpointStore", "Rejected", "to_delete"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "Parts",
+    "Rejected",
+    "SnapshotBuffers",
+    "open_checkpoint",
+    "put_back",
+    "to_delete",
+    "write_checkpoint",
+]
+
+
+class SnapshotBuffers:
+    """Hold one host buffer per tensor name; what `copy` returned is valid until the next `copy`."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the host memory held."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def reserve(self, named: dict[str, Tensor]) -> None:
+        """Make and touch the buffers that these tensors will need; only shape, dtype and device are looked at."""
+        for name, tensor in named.items():
+            if not _fits(self._buffers.get(name), tensor):
+                self._buffers[name] = _touched_buffer(tensor)
+
+    def copy(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy all tensors to the host, done when this returns; buffers of names that are gone are freed."""
+        self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in named}
+        self.reserve(named)
+        sources = [tensor.detach() for tensor in named.values()]
+        targets = [self._buffers[name] for name in named]
+        if targets:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+        for device in {source.device for source in sources if source.device.type != "cpu"}:
+            torch.accelerator.synchronize(device)
+        return dict(zip(named, targets, strict=True))
+
+
+def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
+    return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
+
+
+def _touched_buffer(tensor: Tensor) -> Tensor:
+    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    buffer.reshape(-1).view(torch.uint8).zero_()
+    return buffer
+
+
+# What a checkpoint holds: the parts on their way in, the opened checkpoint on its way out.
+#
+# This module owns which value lives in which file (the table is in the package's docstring). It refuses to hand out
+# anything that has not been verified.
+
+EXTRA_PREFIX = "extra"
+SECTIONS = ("state", "model", "optimizer", "extra")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything one checkpoint will hold; made by `gather`, written by a `CheckpointWriter`."""
+
+    model: dict[str, Tensor]
+    """The bare module's tensors by name: model.safetensors."""
+    optimizer: dict[str, Tensor]
+    """The optimizer's tensors, and those of `extra` under "extra.": optimizer.safetensors."""
+    files: dict[str, bytes]
+    """All other files by name, trainer_state.json among them."""
+    folders: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    """Subfolders and the functions that fill them; they run in the writing thread."""
+    before_commit: Callable[[], None] | None = None
+    """Called in the writing thread when all is on disk but the name: make the logs durable here."""
+
+    @classmethod
+    def gather(
+        cls,
+        model: nn.Module,
+        optimizer: Any,
+        state: dict[str, Any],
+        texts: Mapping[str, str],
+        extra: Any = None,
+        folders: Mapping[str, Callable[[Path], None]] | None = None,
+        before_commit: Callable[[], None] | None = None,
+    ) -> Parts:
+        """Collect the live tensors by reference and turn everything else into bytes, as it is now."""
+        if CONFIG_FILE not in texts:
+            raise CheckpointError(f"a checkpoint needs the text {CONFIG_FILE!r}; given: {sorted(texts)}")
+        tensors, meta = module_state(model)
+        optimizer_json, optimizer_tensors = pack(optimizer)
+        extra_json, extra_tensors = pack(extra, prefix=EXTRA_PREFIX, taken=optimizer_tensors)
+        others = optimizer_tensors | extra_tensors
+        for name, tensor in others.items():
+            check_storable(name, tensor)
+        sections = {"state": _plain(state), "model": meta, "optimizer": optimizer_json, "extra": extra_json}
+        files = {STATE_FILE: json.dumps(sections, indent=1, allow_nan=False).encode("utf-8")}
+        files |= {name: text.encode("utf-8") for name, text in texts.items()}
+        return cls(tensors, others, files, dict(folders or {}), before_commit)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the known files, headers left out."""
+        tensors = [*self.model.values(), *self.optimizer.values()]
+        return sum(tensor.nbytes for tensor in tensors) + sum(len(content) for content in self.files.values())
+
+    def reserve(self, buffers: SnapshotBuffers) -> None:
+        """Make the buffers that a snapshot of these parts needs."""
+        buffers.reserve(self._labelled())
+
+    def snapshot(self, buffers: SnapshotBuffers) -> Parts:
+        """Return the same parts with all tensors copied to the host, so that training may go on."""
+        copies = buffers.copy(self._labelled())
+        model = {name: copies[f"model/{name}"] for name in self.model}
+        return replace(self, model=model, optimizer={name: copies[f"optimizer/{name}"] for name in self.optimizer})
+
+    def write(self, draft: Draft) -> None:
+        """Write all parts."""
+        draft.write(MODEL_FILE, tensor_file(self.model))
+        draft.write(OPTIMIZER_FILE, tensor_file(self.optimizer))
+        for name, content in self.files.items():
+            draft.write(name, [content])
+        for name, fill in self.folders.items():
+            draft.write_folder(name, fill)
+
+    def _labelled(self) -> dict[str, Tensor]:
+        model = {f"model/{name}": tensor for name, tensor in self.model.items()}
+        return model | {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
+
+
+class Checkpoint:
+    """One verified checkpoint; tensors are read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._manifest: Manifest = verify(path)
+        self.step = self._manifest.step
+        self._sections = _read_sections(path)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, step={self.step})"
+
+    def model(self) -> tuple[dict[str, Tensor], Any]:
+        """Return the model's tensors and their JSON, for `load_module_state`."""
+        return ShardIndex(self.path).read_whole("model"), self._sections["model"]
+
+    def optimizer(self) -> Any:
+        """Return the optimizer's state dict, equal to the one that was saved."""
+        return self._tree("optimizer")
+
+    def state(self) -> dict[str, Any]:
+        """Return the trainer's state."""
+        state: dict[str, Any] = unpack(self._sections["state"], {})
+        return state
+
+    def extra(self) -> Any:
+        """Return the state of the schedule, the hooks, the data and whatever else was given."""
+        return self._tree("extra")
+
+    def text(self, name: str) -> str:
+        """Return a text file of the checkpoint."""
+        if name not in self._manifest.files:
+            known = ", ".join(sorted(self._manifest.files))
+            raise CheckpointError(f"{self.path} has no file {name!r}. It has: {known}")
+        return (self.path / name).read_text("utf-8")
+
+    def _tree(self, section: str) -> Any:
+        packed = self._sections[section]
+        return unpack(packed, ShardIndex(self.path).read_whole("optimizer", tensor_names(packed)))
+
+
+def _plain(state: dict[str, Any]) -> Any:
+    packed, tensors = pack(state, prefix="state")
+    if tensors:
+        raise CheckpointError(f"the trainer's state holds tensors ({', '.join(tensors)}): put them into `extra`")
+    return packed
+
+
+def _read_sections(path: Path) -> dict[str, Any]:
+    try:
+        sections = json.loads((path / STATE_FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{STATE_FILE} cannot be read: {error}") from error
+    if not isinstance(sections, dict) or any(name not in sections for name in SECTIONS):
+        raise CheckpointError(f"{STATE_FILE} must hold the sections {', '.join(SECTIONS)}")
+    return sections
+
+
+# The folder of checkpoints: names, publication, choice of the newest that verifies, retention.
+#
+# This module owns the names in that folder: `00000120` is the checkpoint of step 120 (any zero padding is read), names
+# that start with a dot are not checkpoints. It refuses to rewrite a checkpoint that verifies, to delete the newest, and
+# to answer "there is none" where there were some.
 
 TEMPORARY_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
@@ -192,3 +403,52 @@ class CheckpointStore:
 
 def _is_numeric(name: str) -> bool:
     return name.isascii() and name.isdigit()
+
+
+# One checkpoint at a path of the caller's choice, outside a run's folder of checkpoints.
+#
+# Written as carefully as any other: whole or not at all. A checkpoint that is there already keeps its place until the
+# new one is verified; anything else that is there is refused, never replaced.
+
+REPLACED_PREFIX = ".replaced-"
+
+
+def write_checkpoint(path: Path, parts: Parts, step: int) -> Path:
+    """Write a checkpoint to the folder `path`, in place of one that may be there; return the path."""
+    if path.exists() and not (path / MANIFEST_FILE).exists():
+        raise CheckpointError(f"{path} is there and is not a checkpoint: give a path that does not exist yet")
+    make_folder_durably(path.parent)
+    draft = Draft(path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}"))
+    remove_folder(draft.folder)  # of a killed process that had our number
+    draft.folder.mkdir()
+    try:
+        parts.write(draft)
+        draft.seal(step)
+        verify(draft.folder)
+        _put_in_place(draft.folder, path)
+    except BaseException:
+        remove_folder(draft.folder)
+        raise
+    return path
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint at a path, verified; one that a killed `write_checkpoint` was replacing is put back."""
+    put_back(path)
+    return CheckpointStore(path.parent).open(path)
+
+
+def put_back(path: Path) -> None:
+    """Put a checkpoint back that a killed `write_checkpoint` was replacing."""
+    replaced = path.with_name(REPLACED_PREFIX + path.name)
+    if not path.exists() and replaced.exists():
+        rename_durably(replaced, path)
+
+
+def _put_in_place(draft: Path, final: Path) -> None:
+    replaced = final.with_name(REPLACED_PREFIX + final.name)
+    if final.exists():
+        remove_folder(replaced)
+        rename_durably(final, replaced)
+    rename_durably(draft, final)
+    remove_folder(replaced)

@@ -13,11 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from hezar_train.checkpoint.contents import Parts
-from hezar_train.checkpoint.disk import free_bytes, is_disk_full
-from hezar_train.checkpoint.draft import Draft
-from hezar_train.checkpoint.snapshot import SnapshotBuffers
-from hezar_train.checkpoint.store import CheckpointStore
+from hezar_train.checkpoint.manifest import Draft, free_bytes, is_disk_full
+from hezar_train.checkpoint.store import CheckpointStore, Parts, SnapshotBuffers
 
 __all__ = ["CheckpointWriter"]
 

@@ -6,7 +6,7 @@ torch until it is needed: a mistake in a config, a list of recipes or of runs is
 
 from __future__ import annotations
 
-from hezar_train.cli.endings import EXIT_CODES
-from hezar_train.cli.root import main, root
+from hezar_train.cli.exit_codes import EXIT_CODES
+from hezar_train.cli.main import main, root
 
 __all__ = ["EXIT_CODES", "main", "root"]

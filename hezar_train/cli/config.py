@@ -20,9 +20,8 @@ from hezar_train.cli.options import (
     table,
 )
 from hezar_train.config import TrainerConfig, to_plain, to_yaml
-from hezar_train.config.arguments import field_meanings
-from hezar_train.config.trainer_config import GROUPS
-from hezar_train.config.unknown import FOREIGN_FIELDS, unknown_field
+from hezar_train.config.names import FOREIGN_FIELDS, unknown_field
+from hezar_train.config.trainer_config import GROUPS, field_meanings
 from hezar_train.errors import ConfigError
 
 __all__ = ["config"]
@@ -54,7 +53,7 @@ def show_config(source: str, overrides: tuple[str, ...], shows_all: bool) -> Non
       hezar-train config show runs/image_classification --all
       hezar-train config show image_classification num_epochs=5 > recipes/image_classification/short.yaml
     """
-    from hezar_train.launch import load_any
+    from hezar_train.recipes import load_any
 
     with plain_warnings():
         loaded = load_any(source, overrides)
@@ -105,7 +104,7 @@ def validate(source: str, overrides: tuple[str, ...]) -> None:
       hezar-train config validate recipes/image_classification/config.yaml
       hezar-train config validate image_classification batch_size=64 recipe.dropout=0.1
     """
-    from hezar_train.launch import load_any
+    from hezar_train.recipes import load_any
 
     with plain_warnings():
         load_any(source, overrides)
@@ -142,7 +141,7 @@ def _changed(found: TrainerConfig) -> dict[str, Any]:
 
 
 def _flat(source: str) -> dict[str, Any]:
-    from hezar_train.launch import load_any
+    from hezar_train.recipes import load_any
 
     loaded = load_any(source)
     return {**{f"recipe.{name}": value for name, value in loaded.options.items()}, **loaded.config.to_dict()}

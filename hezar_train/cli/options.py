@@ -1,11 +1,13 @@
-"""What several commands share: their arguments, what a shell completes, warnings, and the paper they print on."""
+"""Where a command writes: a place that cannot be written to is refused before any work is done for it."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from hezar_train.cli.endings import DEBUG, is_main_process
-from hezar_train.errors import HezarTrainError
+from hezar_train.cli.exit_codes import DEBUG, is_main_process
+from hezar_train.errors import ConfigError, HezarTrainError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,12 +36,54 @@ __all__ = [
     "process_options",
     "recipe_argument",
     "recipe_option",
+    "refuse_unwritable_file",
+    "refuse_unwritable_folder",
     "run_argument",
     "show",
     "shown_path",
     "table",
     "width_of_paper",
 ]
+
+
+def refuse_unwritable_folder(folder: str | os.PathLike[str], option: str) -> None:
+    """Raise if a folder cannot be made, or not be written to; `option` is what names it on the command line."""
+    path = Path(folder)
+    try:
+        _try_to_write_into(path)
+    except OSError as error:
+        reason = "it is a file" if os.path.isfile(path) else error.strerror
+        raise ConfigError(
+            f"{path} cannot be written to: {reason}. Expected a folder, or a place where one can be made. "
+            f"Name another: {option}"
+        ) from error
+
+
+def refuse_unwritable_file(file: str | os.PathLike[str], option: str) -> None:
+    """Raise if a file cannot be written; `option` is what names it on the command line."""
+    path = Path(file)
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} cannot be written: it is a folder. Name a file: {option}")
+    try:
+        _try_to_write_into(path.parent)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Name another file: {option}") from error
+
+
+def _try_to_write_into(folder: Path) -> None:
+    """Make a folder and a file in it, as permissions do not tell everything; what was made is removed again."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+# What several commands share: their arguments, what a shell completes, warnings, and the paper they print on.
 
 SAVED_BEFORE = "HEZAR_TRAIN_SAVED_BEFORE"
 NUM_RESTARTS = 3
@@ -63,7 +107,7 @@ def _note_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
     """Offer the names of recipes, and files."""
-    from hezar_train.launch import recipe_names
+    from hezar_train.recipes import recipe_names
 
     names = [CompletionItem(name) for name in recipe_names() if name.startswith(incomplete)]
     return names or [CompletionItem(incomplete, type="file")]
@@ -84,7 +128,7 @@ def _complete_overrides(ctx: click.Context, param: click.Parameter, incomplete: 
 
 def _options(arguments: Mapping[str, Any]) -> list[str]:
     """Return the options of the recipe, the file or the run that the command line names; none if it is not one."""
-    from hezar_train.launch import option_names
+    from hezar_train.recipes import option_names
 
     given = next((arguments[name] for name in ("recipe", "source", "run") if arguments.get(name)), None)
     try:

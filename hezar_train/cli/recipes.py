@@ -28,7 +28,7 @@ def list_recipes() -> None:
     Example:
       hezar-train recipes list
     """
-    from hezar_train.launch import CONFIG_NAME, recipe_folders
+    from hezar_train.recipes import CONFIG_NAME, recipe_folders
 
     found = recipe_folders()
     rows = table("recipe", "what for", "score", lines_between=1)
@@ -54,7 +54,7 @@ def copy(name: str, folder: Path | None) -> None:
       hezar-train recipes copy image_classification
       hezar-train recipes copy image_classification recipes/letters
     """
-    from hezar_train.launch import RECIPE_NAME, copy_recipe
+    from hezar_train.recipes import RECIPE_NAME, copy_recipe
 
     target = copy_recipe(name, folder)
     is_found_by_name = target.parent == Path("recipes")

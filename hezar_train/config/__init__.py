@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hezar_train.config.fields import MetricConfig
 from hezar_train.config.files import read_mapping, to_json, to_plain, to_yaml, write_atomically, write_mapping
-from hezar_train.config.metric_config import MetricConfig
 from hezar_train.config.names import optimizer_name, precision_name, scheduler_name
 from hezar_train.config.trainer_config import CONFIG_FILE, TrainerConfig
 

@@ -7,15 +7,13 @@ from hezar_train.data.collators import (
     SpeechRecognitionDataCollator,
     TextGenerationDataCollator,
     TextPaddingDataCollator,
+    default_collator,
 )
-from hezar_train.data.cuts import cut_window, rank_ranges
-from hezar_train.data.permutation import Permutation
-from hezar_train.data.sampler import RangedSampler
-from hezar_train.data.seeds import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
-from hezar_train.data.sources import collator_for, is_stream, open_source
+from hezar_train.data.loader import collator_for, is_stream, open_source
+from hezar_train.data.sampler import Permutation, RangedSampler
+from hezar_train.data.seeding import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
 from hezar_train.data.splits import SPLITS, is_splits, parse_splits
-from hezar_train.data.stacking import default_collator
-from hezar_train.data.windows import Order, Source, Window, batch_length, without_company
+from hezar_train.data.windows import Order, Source, Window, batch_length, cut_window, rank_ranges, without_filler
 
 __all__ = [
     "SPLITS",
@@ -44,5 +42,5 @@ __all__ = [
     "seed_device",
     "seed_python_numpy_torch",
     "step_seed",
-    "without_company",
+    "without_filler",
 ]

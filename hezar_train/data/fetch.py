@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from hezar_train.data.seeds import sample_seed, seed_python_numpy_torch
-from hezar_train.data.stacking import default_collator
+from hezar_train.data.collators import default_collator
+from hezar_train.data.seeding import sample_seed, seed_python_numpy_torch
+from hezar_train.data.windows import Indices, Order, Window
 
 __all__ = [
     "Collator",
     "Fetch",
-    "Indices",
     "MapDataset",
+    "WindowFetcher",
     "WorkerPool",
     "as_it_is",
     "batch_fetcher",
@@ -35,7 +36,6 @@ __all__ = [
     "is_pure",
 ]
 
-Indices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
 Collator = Callable[[list[Any]], Any]
 Fetch = Callable[[int, Indices], Any]
 """Give (epoch, indices), get the collated batch."""
@@ -210,3 +210,36 @@ def _leave_signals_to_the_main_process(_: int) -> None:
 
 def _ignore_once(number: int, _: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
+
+
+# The batches of windows whose indices are known: fetched in this process, or in workers that live until the end.
+
+
+class WindowFetcher:
+    """Give windows their batches; workers, where they are asked for, start with the first window."""
+
+    def __init__(self, fetch: Fetch, order: Order) -> None:
+        self._fetch = fetch
+        self._num_workers, self._pin_memory = order.num_workers, order.pin_memory
+        self._pool: WorkerPool | None = None
+
+    def filled(self, windows: Iterator[Window], epoch: int) -> Iterator[Window]:
+        """Yield the windows, each with a batch for every entry of its indices."""
+        if self._pool is None and self._num_workers:
+            self._pool = WorkerPool(self._fetch, self._num_workers, self._pin_memory)
+        for batch, window in fetched(_requests(windows, epoch), self._fetch, self._pool):
+            window.batches.append(batch)
+            if len(window.batches) == len(window.indices):
+                yield window
+
+    def close(self) -> None:
+        """End the workers; a later window starts them again."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+def _requests(windows: Iterator[Window], epoch: int) -> Iterator[tuple[int, Indices, Window]]:
+    for window in windows:
+        for part in window.indices:
+            yield epoch, part, window

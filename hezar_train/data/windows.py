@@ -1,38 +1,86 @@
-"""Windows, each of which holds the fetched micro-batches of one update; and what every source of them must give.
+"""Cutting an update's window of samples into micro-batches: who takes which positions at which step.
 
-Four kinds of data give windows, each in a module of its own. `MapSource`: a dataset with a length, in the order of
-`RangedSampler`; its position is one integer. `SamplerSource`: a ready DataLoader with a sampler of its own.
-`StreamSource`: an iterable dataset, or a loader that counts for itself. `SplitStreamSource`: a stream of which each
-process reads its own files. A source refuses nothing but what cannot be exact, and says why in `resume_problem`.
+This module owns the arithmetic alone, in plain integers. A window is a run of consecutive epoch positions; it is cut
+into `num_steps` x `num_processes` cells, read step by step and, within a step, process by process. The cells cover the
+window exactly: nothing twice, nothing left out, nothing padded with repeats. It refuses to know about batch sizes
+beyond this law: with num_steps = ceil(count / (batch_size * num_processes)) no cell exceeds batch_size.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
-from hezar_train.data.fetch import Indices
-from hezar_train.errors import DataError
+from hezar_train.errors import ConfigError, DataError
 from hezar_train.plan import UNLIMITED, Plan
 from hezar_train.runtime import Processes
 
 __all__ = [
-    "NUM_COMPANY_ITEMS",
+    "NUM_FILLER_ITEMS",
+    "Group",
+    "Indices",
+    "Item",
+    "Left",
     "Order",
+    "Pace",
     "Source",
     "Window",
     "batch_length",
+    "cut",
+    "cut_window",
+    "in_groups",
     "in_step",
-    "share_or_company",
-    "without_company",
+    "rank_ranges",
+    "share_or_filler",
+    "without_filler",
 ]
 
-NUM_COMPANY_ITEMS = 2  # because batch normalisation refuses one
+Indices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
+
+
+def cut_window(count: int, num_steps: int, num_processes: int = 1) -> list[list[int]]:
+    """Return sizes[step][rank]: as even as can be, the larger cells first.
+
+    Even cells avoid a lone sample, which BatchNorm refuses: there is none from two samples a cell on. Only a window
+    with fewer samples than cells leaves cells empty, and those come last.
+    """
+    if count < 0 or num_steps < 1 or num_processes < 1:
+        raise ConfigError(
+            f"a window of count={count} cannot be cut into num_steps={num_steps} for num_processes={num_processes}: "
+            "expected a count of 0 or more, and at least one step and one process."
+        )
+    smaller, num_larger = divmod(count, num_steps * num_processes)
+    return [
+        [smaller + (step * num_processes + rank < num_larger) for rank in range(num_processes)]
+        for step in range(num_steps)
+    ]
+
+
+def rank_ranges(first: int, count: int, num_steps: int, rank: int, num_processes: int) -> list[tuple[int, int]]:
+    """Return (start, size) for each step of one process, in epoch positions, for the window that starts at `first`."""
+    sizes = cut_window(count, num_steps, num_processes)
+    if not 0 <= rank < num_processes:
+        raise ConfigError(f"rank={rank} is none of num_processes={num_processes}: expected 0 to {num_processes - 1}.")
+    ranges, start = [], first
+    for step_sizes in sizes:
+        ranges.append((start + sum(step_sizes[:rank]), step_sizes[rank]))
+        start += sum(step_sizes)
+    return ranges
+
+
+# Windows, each of which holds the fetched micro-batches of one update; and what every source of them must give.
+#
+# Four kinds of data give windows, each in a module of its own. `MapSource`: a dataset with a length, in the order of
+# `RangedSampler`; its position is one integer. `SamplerSource`: a ready DataLoader with a sampler of its own.
+# `StreamSource`: an iterable dataset, or a loader that counts for itself. `SplitStreamSource`: a stream of which each
+# process reads its own files. A source refuses nothing but what cannot be exact, and says why in `resume_problem`.
+
+NUM_FILLER_ITEMS = 2  # because batch normalisation refuses one
 
 
 @dataclass(slots=True)
@@ -62,7 +110,7 @@ class Window:
     weights: list[float] = field(default_factory=list)
     total_weight: float = 0.0
 
-    def is_company(self, number: int) -> bool:
+    def is_filler(self, number: int) -> bool:
         """Tell whether a micro-batch holds no sample of this process's own, and only keeps other processes company."""
         return bool(self.sizes) and self.sizes[number] == 0
 
@@ -142,12 +190,12 @@ def in_step(windows: Iterator[Window], processes: Processes | None) -> Iterator[
         yield window
 
 
-def share_or_company(items: Any, first: int, count: int) -> Any:
+def share_or_filler(items: Any, first: int, count: int) -> Any:
     """Return a process's share of a window's items; one that has none gets the last ones, which do not count."""
-    return items[first : first + count] if count else items[-NUM_COMPANY_ITEMS:]
+    return items[first : first + count] if count else items[-NUM_FILLER_ITEMS:]
 
 
-def without_company(window: Window) -> Window:
+def without_filler(window: Window) -> Window:
     """Take out the micro-batches that hold no sample of this process's own."""
     if all(window.sizes):
         return window
@@ -172,3 +220,79 @@ def batch_length(batch: Any) -> int:
         if hasattr(value, "__len__") and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0:
             return len(value)
     raise DataError("the batch is empty: no tensor or list in it tells how many samples it holds")
+
+
+# Items of unknown number, grouped into windows and cut for the processes.
+#
+# An item is a sample, or a batch that is ready already. This module counts and cuts items; who reads them, and from
+# where, is the sources' affair.
+
+Item: TypeAlias = tuple[Any, int]
+"""What was read, and how many samples it holds."""
+
+
+class Pace(NamedTuple):
+    """How many items make a step and a whole window."""
+
+    per_step: int
+    per_window: int
+    samples_per_item: int
+    """Samples in an item, as the plan counts them."""
+
+    @classmethod
+    def of(cls, plan: Plan, *, by_sample: bool) -> Pace:
+        """Return the pace of single samples, or that of ready batches."""
+        if by_sample:
+            return cls(plan.step_samples, plan.window_samples, 1)
+        return cls(plan.num_processes, plan.num_processes * plan.accumulation, plan.batch_size)
+
+
+class Left(NamedTuple):
+    """What may still be read: steps, and samples of all processes."""
+
+    steps: int
+    samples: int
+
+
+class Group(NamedTuple):
+    """The items of one window."""
+
+    items: list[Item]
+    state_after: Any
+    """The data's own state once they were read."""
+
+    ends_epoch: bool
+
+
+def in_groups(
+    items: Iterator[Item], pace: Pace, left: Left, state: Callable[[], Any], *, drop_last: bool
+) -> Iterator[Group]:
+    """Group items into windows; one window is read ahead, because only that tells where the epoch ends."""
+
+    def take(count: int) -> list[Item]:
+        taken = [item for _, item in zip(range(count), items, strict=False)]
+        return [] if drop_last and len(taken) < count else taken
+
+    held: tuple[list[Item], Any] | None = None
+    steps_left, items_left = left.steps, -(-left.samples // pace.samples_per_item)
+    while taken := take(min(pace.per_window, steps_left * pace.per_step, items_left)):
+        if held is not None:
+            yield Group(*held, ends_epoch=False)
+        held = taken, state()
+        steps_left -= -(-len(taken) // pace.per_step)
+        items_left -= len(taken)
+    if held is not None:
+        is_data_over = steps_left > 0 and items_left > 0
+        yield Group(*held, ends_epoch=is_data_over or not take(pace.per_window if drop_last else 1))
+
+
+def cut(group: Group, pace: Pace, order: Order, position: int) -> tuple[Window, list[list[Any]]]:
+    """Cut a window's items for this process: a window without batches, and the items of each micro-batch."""
+    num_steps = -(-len(group.items) // pace.per_step)
+    ranges = rank_ranges(0, len(group.items), num_steps, order.rank, order.num_processes)
+    items, sizes = [item for item, _ in group.items], [size for _, size in group.items]
+    starts = list(itertools.accumulate(sizes, initial=position))
+    window = Window(position, sum(sizes), group.ends_epoch, [], cursor=group.state_after)
+    window.sizes = [sum(sizes[first : first + count]) for first, count in ranges]
+    window.firsts = [starts[first] for first, _ in ranges]
+    return window, [share_or_filler(items, first, count) for first, count in ranges]

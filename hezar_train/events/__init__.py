@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from hezar_train.events.append_file import DROPPED_SUFFIX, keep_until
-from hezar_train.events.console import CommonMetricPrinter
-from hezar_train.events.history import History, HistoryBuffer, Scalar, smooth_loss
-from hezar_train.events.ledger import LEDGER_FILE, Ledger, LedgerLine
-from hezar_train.events.media import Histogram, Image
-from hezar_train.events.meters import AverageMeter, MetricsTracker
-from hezar_train.events.results import flatten_results_dict, print_csv_format
-from hezar_train.events.starts import (
+from hezar_train.events.history import AverageMeter, History, HistoryBuffer, MetricsTracker, Scalar, smooth_loss
+from hezar_train.events.run_records import (
     FAILED,
     FINISHED,
     INTERRUPTED,
+    LEDGER_FILE,
     STARTS_FILE,
+    Ledger,
+    LedgerLine,
     add_start,
     amend_start,
     end_of,
@@ -21,18 +18,23 @@ from hezar_train.events.starts import (
     read_starts,
     starts_in,
 )
-from hezar_train.events.storage import EventStorage, Row, get_event_storage
+from hezar_train.events.storage import EventStorage, Histogram, Image, Row, get_event_storage
 from hezar_train.events.tensorboard import SummaryWriterAdapter, TensorBoardWriter, TensorboardXWriter
 from hezar_train.events.writers import (
     CSV_FILE,
+    DROPPED_SUFFIX,
     METRICS_FILE,
+    CommonMetricPrinter,
     CSVLogger,
     CSVWriter,
     EventWriter,
     JSONLinesWriter,
     JSONWriter,
     TrackerWriter,
+    flatten_results_dict,
+    keep_until,
     load_csv,
+    print_csv_format,
     read_rows,
 )
 

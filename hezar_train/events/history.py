@@ -1,23 +1,114 @@
-"""The values of one name over a run, and how to smooth them.
+"""Running averages for display: one meter, and a set of them.
 
-Owns the numbers of one name while they are in memory: tensors wait on their device and are read together. Does not
-know who measures or writes them, and does not import torch before it meets a tensor.
+Owns no result that is saved or compared; metrics of a whole dataset are computed elsewhere, from counts.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from hezar_train.config.files import write_atomically
 from hezar_train.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["History", "HistoryBuffer", "Scalar", "as_scalar", "read_scalars", "smooth_loss"]
+__all__ = [
+    "AverageMeter",
+    "History",
+    "HistoryBuffer",
+    "MetricsTracker",
+    "SavedHistory",
+    "Scalar",
+    "as_scalar",
+    "read_histories",
+    "read_scalars",
+    "smooth_loss",
+    "write_histories",
+]
+
+
+class AverageMeter:
+    """Keep the last value and the weighted mean of all values."""
+
+    def __init__(
+        self,
+        name: str,
+        avg: float | None = None,
+        sum: float | None = None,
+        count: int | None = None,
+        fmt: str = ":f",
+    ) -> None:
+        self.name = name
+        self.fmt = fmt
+        self.val = 0.0
+        self.sum = sum or 0.0
+        self.count = count or 0
+        self.avg = self._mean() if avg is None else avg
+
+    def update(self, val: float, n: int = 1) -> None:
+        """Add a value that stands for `n` items."""
+        self.val = float(val)
+        self.sum += self.val * n
+        self.count += n
+        self.avg = self._mean()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.val = self.avg = self.sum = 0.0
+        self.count = 0
+
+    def __str__(self) -> str:
+        spec = self.fmt.removeprefix(":")
+        return f"{self.name} {self.val:{spec}} ({self.avg:{spec}})"
+
+    def _mean(self) -> float:
+        return self.sum / self.count if self.count else 0.0
+
+
+class MetricsTracker:
+    """Keep one meter per output of the metrics, and one for the loss.
+
+    `metrics` names the outputs, or maps names to metrics that list their outputs in `config.output_keys`.
+    """
+
+    def __init__(self, metrics: Iterable[str] | Mapping[str, Any]) -> None:
+        self.metrics = metrics
+        self.trackers = {name: AverageMeter(name) for name in dict.fromkeys((*_output_names(metrics), "loss"))}
+
+    def update(self, results: Mapping[str, float]) -> None:
+        """Add the results of one batch; what has no meter is passed over."""
+        for name, meter in self.trackers.items():
+            if name in results:
+                meter.update(results[name])
+
+    def avg(self) -> dict[str, float]:
+        """Return the mean of every name."""
+        return {name: meter.avg for name, meter in self.trackers.items()}
+
+    def reset(self) -> None:
+        """Forget everything but the names."""
+        for meter in self.trackers.values():
+            meter.reset()
+
+
+def _output_names(metrics: Iterable[str] | Mapping[str, Any]) -> Iterable[str]:
+    if not isinstance(metrics, Mapping):
+        return metrics
+    return [name for metric in metrics.values() for name in metric.config.output_keys]
+
+
+# The values of one name over a run, and how to smooth them.
+#
+# Owns the numbers of one name while they are in memory: tensors wait on their device and are read together. Does not
+# know who measures or writes them, and does not import torch before it meets a tensor.
 
 Scalar: TypeAlias = "float | Tensor"
 
@@ -190,3 +281,53 @@ def _read_tensors(tensors: list[Any]) -> list[float]:
 
     read: list[float] = torch.stack(tensors).tolist()
     return read
+
+
+# Histories as one JSON file: floats are written so that they read back exactly.
+#
+# Owns the format and its checks. A number that is not finite is written as NaN or Infinity, as Python's `json` does.
+
+_VERSION = 1
+
+
+class SavedHistory(NamedTuple):
+    """The values of one name as a file holds them."""
+
+    values: list[float]
+    steps: list[int]
+    num_ever: int
+    sum_ever: float
+    smoothing_hint: bool | None
+
+
+def write_histories(path: str | os.PathLike[str], histories: Mapping[str, History]) -> Path:
+    """Write all values held, whole or not at all."""
+    saved = {name: _saved(history)._asdict() for name, history in histories.items()}
+    content = json.dumps({"version": _VERSION, "histories": saved}, ensure_ascii=False)
+    return write_atomically(path, content + "\n")
+
+
+def read_histories(path: str | os.PathLike[str]) -> dict[str, SavedHistory]:
+    """Read what `write_histories` wrote."""
+    try:
+        content = json.loads(Path(path).read_bytes())
+        version, histories = content["version"], content["histories"]
+        saved = {name: _parse(fields) for name, fields in histories.items()} if version == _VERSION else {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path} is not a file of histories, as save_history() writes it") from None
+    if version != _VERSION:
+        raise DataError(f"{path} has version {version!r} of the format, expected {_VERSION}")
+    return saved
+
+
+def _saved(history: History) -> SavedHistory:
+    points = history.values()
+    values, steps = [value for value, _ in points], [step for _, step in points]
+    return SavedHistory(values, steps, history.total, history.global_sum(), history.smoothing_hint)
+
+
+def _parse(fields: dict[str, Any]) -> SavedHistory:
+    saved = SavedHistory(**fields)
+    pairs = zip(saved.values, saved.steps, strict=True)  # a ValueError if one list is shorter
+    values, steps = zip(*[(float(value), int(step)) for value, step in pairs], strict=True)
+    return saved._replace(values=list(values), steps=list(steps))

@@ -1,30 +1,164 @@
-"""Everything measured during a run: a history per name, and the rows that writers turn into files.
+"""Images and histograms on their way to a writer.
 
-Owns the numbers while they are in memory. Anyone may put a value at any time; a tensor stays on its device until
-someone reads it, and is then read together with its neighbours. Owns no file format (`writers` does), and does not
-import torch before it meets a tensor.
+Owns their form: an image becomes 8-bit pixels, a histogram counts per bucket, both small and free of the graph they
+came from. Owns no file format.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hezar_train.errors import DataError, HezarTrainError, choices, suggestion
-from hezar_train.events.backlog import Backlog
-from hezar_train.events.history import History, Scalar, as_scalar, read_scalars, smooth_loss
-from hezar_train.events.history_file import read_histories, write_histories
-from hezar_train.events.media import Histogram, Image, make_histogram, make_image
+from hezar_train.events.history import (
+    History,
+    Scalar,
+    as_scalar,
+    read_histories,
+    read_scalars,
+    smooth_loss,
+    write_histories,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["RESERVED_NAMES", "EventStorage", "Row", "get_event_storage"]
+    from torch import Tensor
+
+__all__ = [
+    "RESERVED_NAMES",
+    "Backlog",
+    "EventStorage",
+    "Histogram",
+    "Image",
+    "Row",
+    "get_event_storage",
+    "make_histogram",
+    "make_image",
+]
+
+NUM_CHANNELS = (1, 3, 4)
+"""Grey, RGB, RGB with transparency."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """A picture put at one step."""
+
+    name: str
+    step: int
+    time: float
+    """Seconds since 1970."""
+    pixels: Tensor
+    """Channels, rows, columns in 8 bits; on its device until a writer reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How the finite numbers of a tensor were distributed at one step."""
+
+    name: str
+    step: int
+    time: float
+    """Seconds since 1970."""
+    min: float
+    max: float
+    num: int
+    sum: float
+    sum_squares: float
+    bucket_limits: list[float]
+    """The upper end of each bucket."""
+    bucket_counts: list[int]
+
+
+def make_image(name: str, step: int, image: Any) -> Image:
+    """Copy a picture of channels, rows, columns; floats lie in 0..1 and are cut off there."""
+    import torch
+
+    pixels = torch.as_tensor(image).detach()
+    if pixels.ndim != 3 or pixels.shape[0] not in NUM_CHANNELS or not pixels.numel():
+        shape = tuple(pixels.shape)
+        raise DataError(f"{name!r} has the shape {shape}, expected (channels, height, width) with 1, 3 or 4 channels")
+    if pixels.is_floating_point():
+        pixels = pixels.float().nan_to_num().clamp(0, 1).mul(255).round().to(torch.uint8)
+    elif pixels.dtype == torch.uint8:
+        pixels = pixels.clone()  # a view would hold the whole batch, and change with it
+    else:
+        raise DataError(f"{name!r} is of {pixels.dtype}, expected floats in 0..1 or torch.uint8")
+    return Image(name, step, time.time(), pixels)
+
+
+def make_histogram(name: str, step: int, values: Any, bins: int) -> Histogram:
+    """Count the finite numbers of `values` in `bins` buckets of equal width."""
+    import numpy as np
+    import torch
+
+    if bins < 1:
+        raise DataError(f"bins={bins!r} of {name!r} must be at least 1")
+    numbers = torch.as_tensor(values).detach().cpu().double().numpy().ravel()
+    finite = numbers[np.isfinite(numbers)]
+    counts, edges = np.histogram(finite, bins)
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    total, squares = float(finite.sum()), float(np.square(finite).sum())
+    return Histogram(
+        name, step, time.time(), low, high, finite.size, total, squares, edges[1:].tolist(), counts.tolist()
+    )
+
+
+# What was measured and not yet written, with a place mark for each writer.
+#
+# Owns the marks: no writer gets an item twice, and one that fails gets it again. Does not know what the items are.
+
+T = TypeVar("T")
+
+
+class Backlog(Generic[T]):
+    """Items that some reader has not had; beyond `limit` of them the oldest is forgotten."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.items: deque[T] = deque(maxlen=limit)
+        self._num_added = 0
+        self._num_read: dict[int, int] = {}
+
+    def add(self, item: T) -> None:
+        """Add an item for every reader."""
+        self.items.append(item)
+        self._num_added += 1
+
+    def hand_to(self, reader: int, read: Callable[[Sequence[T]], None]) -> None:
+        """Give a reader what it has not had; if it fails, it gets the same again next time."""
+        end = self._num_added
+        num_unread = min(self._num_unread(reader), len(self.items))
+        if num_unread:
+            read(list(self.items)[-num_unread:])
+        self._num_read[reader] = end
+
+    def forget_read(self, readers: Iterable[int]) -> None:
+        """Forget what all `readers` have had, and the marks of others."""
+        self._num_read = {reader: self._num_added - self._num_unread(reader) for reader in readers}
+        num_kept = max((self._num_unread(reader) for reader in self._num_read), default=0)
+        while len(self.items) > num_kept:
+            self.items.popleft()
+
+    def clear(self) -> None:
+        """Forget everything, read or not."""
+        self.items.clear()
+
+    def _num_unread(self, reader: int) -> int:
+        return self._num_added - self._num_read.get(reader, 0)
+
+
+# Everything measured during a run: a history per name, and the rows that writers turn into files.
+#
+# Owns the numbers while they are in memory. Anyone may put a value at any time; a tensor stays on its device until
+# someone reads it, and is then read together with its neighbours. Owns no file format (`writers` does), and does not
+# import torch before it meets a tensor.
 
 RESERVED_NAMES = ("step", "epoch", "time")
 """Names a row already has; a logged value cannot take them."""

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.errors import MissingDependencyError
-from hezar_train.events.append_file import AppendFile
-from hezar_train.events.media import Histogram, Image
-from hezar_train.events.storage import Row
-from hezar_train.events.writers import EventWriter, FileWriter
+from hezar_train.events.storage import Histogram, Image, Row
+from hezar_train.events.writers import AppendFile, EventWriter, FileWriter
 
 __all__ = ["SummaryWriterAdapter", "TensorBoardWriter", "TensorboardXWriter"]
 

@@ -1,8 +1,8 @@
-"""Writers that turn logged rows into files: JSON lines, CSV; and those that pass them to an Accelerator's trackers.
+"""A file that only grows at its end, and the cut that takes it back to an earlier size.
 
-Owns the file formats and how they are read back. Refuses to decide what is logged and when (the loop does). Every file
-only grows at its end, so a resume can cut it back to the size that the checkpoint recorded (`keep_until`); the CSV is a
-view of `metrics.json` and is rebuilt from its rows. TensorBoard has a module of its own.
+Owns what metrics, CSV, TensorBoard and ledger files share: a write happens whole or not at all, a full disk delays it
+instead of stopping the run, and a cut keeps what it takes away in a sibling named `*.dropped`. Knows nothing of what
+the bytes mean, except that a text file ends with a newline.
 """
 
 from __future__ import annotations
@@ -11,34 +11,218 @@ import csv
 import io
 import itertools
 import json
+import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from hezar_train.config.files import is_disk_full
+from hezar_train.config.files import fsync_folder, is_disk_full
 from hezar_train.errors import DataError
-from hezar_train.events.append_file import AppendFile
-from hezar_train.events.media import Histogram, Image
-from hezar_train.events.storage import RESERVED_NAMES, Row
+from hezar_train.events.storage import RESERVED_NAMES, EventStorage, Histogram, Image, Row, get_event_storage
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 __all__ = [
     "CSV_FILE",
+    "DROPPED_SUFFIX",
     "METRICS_FILE",
+    "AppendFile",
     "CSVLogger",
     "CSVWriter",
+    "CommonMetricPrinter",
     "EventWriter",
     "FileWriter",
     "JSONLinesWriter",
     "JSONWriter",
     "TrackerWriter",
+    "flatten_results_dict",
+    "keep_until",
     "load_csv",
+    "print_csv_format",
     "read_rows",
 ]
+
+DROPPED_SUFFIX = ".dropped"
+
+_CHUNK_BYTES = 1 << 16
+
+_logger = logging.getLogger(__name__)
+
+
+class AppendFile:
+    """Hold bytes until `flush`, then append them all or, on a full disk, keep them for the next flush.
+
+    Only one thread appends and flushes; `sync` may be called from another one. `size` counts the bytes that the
+    operating system has.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            keep_until(self.path, self.path.stat().st_size)
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.size = os.fstat(self._descriptor).st_size
+        self._pending: list[bytes] = []
+        self._open = True
+        self._is_folder_synced = False
+        self._has_warned = False
+        # A close must not take the descriptor away from a sync that is under way in the checkpoint's thread.
+        self._closing = threading.Lock()
+
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether some bytes did not reach the operating system yet."""
+        return bool(self._pending)
+
+    def append(self, data: bytes) -> None:
+        """Add `data` at the end, in memory."""
+        self._pending.append(data)
+
+    def flush(self) -> None:
+        """Hand everything to the operating system; on a full disk warn once, keep it and try again next time."""
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        self._pending = [data]
+        try:
+            _write_all(self._descriptor, data)
+        except OSError as error:
+            os.ftruncate(self._descriptor, self.size)  # half a write would be a torn line in the middle later on
+            if not is_disk_full(error):
+                raise
+            self.warn_disk_full(error)
+            return
+        self.size += len(data)
+        self._pending = []
+        self._has_warned = False
+
+    def sync(self) -> None:
+        """Make what was flushed survive a power cut; safe to call from another thread."""
+        with self._closing:
+            if not self._open:
+                return
+            os.fsync(self._descriptor)
+            if not self._is_folder_synced:
+                fsync_folder(self.path.parent)
+                self._is_folder_synced = True
+
+    def close(self) -> None:
+        """Flush and close; a second call does nothing."""
+        if not self._open:
+            return
+        self.flush()
+        if self._pending:
+            _logger.error("%s: %d bytes were lost, the disk is still full", self.path, len(self._pending[0]))
+        with self._closing:
+            self._open = False
+            os.close(self._descriptor)
+
+    def warn_disk_full(self, error: OSError) -> None:
+        """Say once, until a write succeeds again, that the disk is full."""
+        if not self._has_warned:
+            _logger.warning("%s cannot grow (%s); kept in memory until the next flush", self.path, error.strerror)
+            self._has_warned = True
+
+
+def keep_until(path: str | os.PathLike[str], size: int) -> int:
+    """Cut an append-only text file back to `size` bytes; return its length before the cut minus `size`.
+
+    What is cut off is appended to a sibling named `*.dropped` and is on the disk before the file is cut, so a kill in
+    between loses nothing (the sibling may then hold a line twice). A last line without its newline goes too. A negative
+    result says how many bytes the file, or a file that is not there, lacks; its whole lines are left as they are.
+    """
+    path = Path(path)
+    if not path.exists():
+        return -size
+    with path.open("r+b") as file:
+        length = file.seek(0, os.SEEK_END)
+        kept = _end_of_last_line(file, min(size, length))
+        if kept < length:
+            _move_tail(file, kept, path.with_name(path.name + DROPPED_SUFFIX))
+    return length - size
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _end_of_last_line(file: BinaryIO, limit: int) -> int:
+    """Return the offset just after the last newline among the first `limit` bytes."""
+    while limit > 0:
+        start = max(0, limit - _CHUNK_BYTES)
+        file.seek(start)
+        newline = file.read(limit - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        limit = start
+    return 0
+
+
+def _move_tail(file: BinaryIO, start: int, dropped_path: Path) -> None:
+    file.seek(start)
+    with dropped_path.open("ab") as dropped:
+        shutil.copyfileobj(file, dropped)
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            dropped.write(b"\n")  # the next cut must not continue a torn line
+        dropped.flush()
+        os.fsync(dropped.fileno())
+    fsync_folder(dropped_path.parent)
+    file.truncate(start)
+    os.fsync(file.fileno())
+
+
+# Results as people pass them on: nested mappings flattened to one level, and lines to paste into a table.
+
+
+def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested results as one mapping: `{"a": {"b": 1}}` becomes `{"a/b": 1}`."""
+    flat: dict[str, Any] = {}
+    for name, value in _leaves(results, ""):
+        if name in flat:
+            raise DataError(f"two results flatten to the name {name!r}; rename one of them")
+        flat[name] = value
+    return flat
+
+
+def print_csv_format(results: Mapping[str, Any], stream: TextIO | None = None) -> None:
+    """Print for each task of `results` its name, a line of metric names and a line of values."""
+    stream = sys.stdout if stream is None else stream
+    for task, found in results.items():
+        if not isinstance(found, Mapping):
+            stream.write(f"{task}={found}\n")
+            continue
+        flat = flatten_results_dict(found)
+        stream.write(f"task: {task}\n{','.join(flat)}\n{','.join(map(_number, flat.values()))}\n")
+
+
+def _leaves(results: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# Writers that turn logged rows into files: JSON lines, CSV; and those that pass them to an Accelerator's trackers.
+#
+# Owns the file formats and how they are read back. Refuses to decide what is logged and when (the loop does). Every
+# file only grows at its end, so a resume can cut it back to the size that the checkpoint recorded (`keep_until`); the
+# CSV is a view of `metrics.json` and is rebuilt from its rows. TensorBoard has a module of its own.
 
 METRICS_FILE = "metrics.json"
 CSV_FILE = "training_logs.csv"
@@ -280,3 +464,75 @@ def _cell(name: str, text: str) -> int | float:
     if not text:
         return math.nan
     return int(float(text)) if name in _INTEGER_COLUMNS else float(text)
+
+
+# A line per logged row in the words of LiBai's printer, for those who read its logs.
+#
+# Owns the wording only. The trainer's own display shows place, loss, rate, pace and time left without it.
+
+_RATE_NAMES = ("train.learning_rate", "lr")
+_DATA_TIME_NAMES = ("train.data_seconds", "data_time")
+_BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
+
+
+class CommonMetricPrinter(EventWriter):
+    """Print a line per training row, and put `eta_seconds` into the storage of the run under way.
+
+    Each line has the iteration, the samples consumed, the losses (the median of the last `window_size` values where
+    they were put with a smoothing hint), the learning rate and the peak of memory; from the second line on also the
+    time left, the seconds per iteration and the samples per second since the line before.
+    """
+
+    def __init__(
+        self, batch_size: int, max_iter: int | None = None, window_size: int = 200, stream: TextIO | None = None
+    ) -> None:
+        self._batch_size, self._max_iter, self._window_size = batch_size, max_iter, window_size
+        self._stream = sys.stdout if stream is None else stream
+        self._mark: tuple[float, int] | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        storage = get_event_storage()
+        for row in rows:
+            if any(not name.startswith("evaluation.") for name in row.values):
+                self._stream.write("  ".join(self._parts(row, storage)) + "\n")
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def _parts(self, row: Row, storage: EventStorage) -> Iterator[str]:
+        seconds = self._seconds_per_iteration(row)
+        if seconds is not None and self._max_iter is not None:
+            eta_seconds = seconds * max(0, self._max_iter - row.step)
+            storage.put_scalar("eta_seconds", eta_seconds, smoothing_hint=False)
+            yield f"eta: {timedelta(seconds=round(eta_seconds))}"
+        yield f"iteration: {row.step}" if self._max_iter is None else f"iteration: {row.step}/{self._max_iter}"
+        yield f"consumed_samples: {storage.samples}"
+        smooth = storage.latest_with_smoothing_hint(self._window_size)
+        yield from (f"{name}: {value:.4g}" for name, (value, _) in smooth.items() if _is_training_loss(name))
+        if seconds is not None:
+            yield f"time: {seconds:.4g} s/iter"
+        yield from (f"data_time: {row.values[name]:.4g} s/iter" for name in _DATA_TIME_NAMES if name in row.values)
+        if seconds:
+            yield f"total_throughput: {self._batch_size / seconds:.2f} samples/s"
+        yield from (f"lr: {row.values[name]:.2e}" for name in _RATE_NAMES if name in row.values)
+        yield f"max_mem: {_peak_bytes() / 2**20:.0f}M"
+
+    def _seconds_per_iteration(self, row: Row) -> float | None:
+        before, self._mark = self._mark, (row.time, row.step)
+        if before is None or row.step <= before[1]:
+            return None
+        return (row.time - before[0]) / (row.step - before[1])
+
+
+def _is_training_loss(name: str) -> bool:
+    return name.endswith("loss") and not name.startswith("evaluation.")
+
+
+def _peak_bytes() -> int:
+    """Return the most memory held so far: of the GPU if torch uses one, else of this process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS

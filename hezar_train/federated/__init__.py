@@ -1,12 +1,16 @@
 """FederatedScope's world on the one loop: workers' trainers by name, algorithms as hooks, its metrics and monitor."""
 
 from hezar_train.federated.ditto import DittoTrainer, wrap_DittoTrainer
+from hezar_train.federated.fedprox import (
+    FedProx,
+    RegularizedOptimizer,
+    wrap_fedprox_trainer,
+    wrap_regularized_optimizer,
+)
 from hezar_train.federated.metric_calculator import MetricCalculator, is_larger_better, register_metric
 from hezar_train.federated.monitor import Monitor
-from hezar_train.federated.proximal import FedProx, wrap_fedprox_trainer
 from hezar_train.federated.registry import PLUGIN_ORDER, get_trainer, register_plugin, register_trainer
-from hezar_train.federated.regularized_optimizer import RegularizedOptimizer, wrap_regularized_optimizer
-from hezar_train.federated.sharpness import ASAM, SAM, wrap_sam_trainer
+from hezar_train.federated.sam import ASAM, SAM, wrap_sam_trainer
 from hezar_train.federated.worker import BaseTrainer
 
 __all__ = [

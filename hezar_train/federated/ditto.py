@@ -22,7 +22,7 @@ from hezar_train.errors import ConfigError
 from hezar_train.loop import Context, Hook, HookSet, Moment
 from hezar_train.multi_model import MultiModelTrainer
 from hezar_train.trainer import RoutineResult, Trainer
-from hezar_train.trainer.exchange import give_parameters, take_parameters
+from hezar_train.trainer.export import give_parameters, take_parameters
 
 __all__ = ["GLOBAL", "PERSONAL", "DittoTrainer", "wrap_DittoTrainer"]
 

@@ -14,9 +14,9 @@ from torch import nn
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.federated.ditto import DittoTrainer
+from hezar_train.federated.fedprox import wrap_fedprox_trainer
 from hezar_train.federated.monitor import Monitor
-from hezar_train.federated.proximal import wrap_fedprox_trainer
-from hezar_train.federated.sharpness import wrap_sam_trainer
+from hezar_train.federated.sam import wrap_sam_trainer
 from hezar_train.federated.worker import BaseTrainer
 from hezar_train.trainer import Trainer
 

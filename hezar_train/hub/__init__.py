@@ -5,17 +5,28 @@ Importing this package imports no client and opens no socket; both happen when s
 
 from __future__ import annotations
 
-from hezar_train.hub.addresses import HubAddress, is_hub_address, names_hub_weights, parse_address, parse_repo_id
-from hezar_train.hub.fetch import fetch_checkpoint, fetch_file, fetch_records, fetch_weights
-from hezar_train.hub.layout import PushNames
-from hezar_train.hub.model_config import MODEL_CONFIG_FOLDER, model_config_writer
-from hezar_train.hub.pace import Pace
-from hezar_train.hub.push import PushTarget, push_files, push_run
+from hezar_train.hub.client import (
+    HubAddress,
+    Pace,
+    is_hub_address,
+    names_hub_weights,
+    parse_address,
+    parse_repo_id,
+    redact,
+)
+from hezar_train.hub.fetch import (
+    FetchedRecipe,
+    fetch_checkpoint,
+    fetch_file,
+    fetch_recipe,
+    fetch_records,
+    fetch_weights,
+    named_code,
+    refuse_foreign_code,
+)
+from hezar_train.hub.layout import MODEL_CONFIG_FOLDER, PushNames, model_config_writer
+from hezar_train.hub.push import HubRecord, PushOutcome, PushTarget, push_files, push_run
 from hezar_train.hub.pusher import Pusher
-from hezar_train.hub.recipes import FetchedRecipe, fetch_recipe
-from hezar_train.hub.record import HubRecord, PushOutcome
-from hezar_train.hub.redaction import redact
-from hezar_train.hub.trust import named_code, refuse_foreign_code
 
 __all__ = [
     "MODEL_CONFIG_FOLDER",

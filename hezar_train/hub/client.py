@@ -1,14 +1,12 @@
-"""The one place that talks to the Hub, through the unmodified client; its errors become ours, without secrets.
+"""What must never be written down: tokens, and the signatures in the addresses of uploads.
 
-Importing this module imports `huggingface_hub`, so the others do it inside functions: the training thread never waits
-for it. The endpoint is that of `HF_ENDPOINT` at the moment of the call; tokens come from where the client finds them.
-It refuses nothing and keeps nothing: whether to try again is the caller's affair, and `HubUnreachableError` says when
-that may help.
+Every text that comes from the client, the server or the command line goes through `redact` before it is kept or shown.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,10 +25,153 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from hezar_train.errors import HubError
-from hezar_train.hub.redaction import redact
+from hezar_train.errors import ConfigError, HubError
 
-__all__ = ["Commit", "Head", "HubUnreachableError", "Repository"]
+__all__ = [
+    "SCHEME",
+    "Commit",
+    "Head",
+    "HubAddress",
+    "HubUnreachableError",
+    "Pace",
+    "Repository",
+    "is_hub_address",
+    "names_hub_weights",
+    "parse_address",
+    "parse_repo_id",
+    "redact",
+]
+
+HIDDEN = "***"
+TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{12,}")
+BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;]{6,}")
+USER_IN_URL = re.compile(r"(?i)\b(https?://)[^/\s@]+@")
+QUERY = re.compile(r"(?i)\b(https?://[^\s'\"<>?]+)\?[^\s'\"<>)]+")
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+SHORTEST_SECRET = 6
+
+
+def redact(text: str) -> str:
+    """Return a text without tokens, passwords in addresses, and signed queries."""
+    for secret in filter(None, map(os.environ.get, TOKEN_VARIABLES)):
+        if len(secret) >= SHORTEST_SECRET:  # whatever form it has
+            text = text.replace(secret, HIDDEN)
+    text = BEARER.sub(rf"\1 {HIDDEN}", TOKEN.sub(HIDDEN, text))
+    return QUERY.sub(r"\1?...", USER_IN_URL.sub(rf"\1{HIDDEN}@", text))
+
+
+# How a place on the Hub is written: `owner/name[@revision]` and `hub://owner/name[@revision][#step]`.
+#
+# This module owns the two forms and what is wrong with a text that is neither. It talks to nobody.
+
+SCHEME = "hub://"
+EXPECTED = "expected hub://owner/name, hub://owner/name@revision or hub://owner/name@revision#step"
+LONGEST_NAME = 96  # what the Hub allows for each part
+PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """A repository, a revision of it (None: its main branch) and the step of a checkpoint (None: the newest)."""
+
+    repo_id: str
+    revision: str | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        revision = "" if self.revision is None else f"@{self.revision}"
+        return f"{SCHEME}{self.repo_id}{revision}" + ("" if self.step is None else f"#{self.step}")
+
+
+def is_hub_address(value: object) -> bool:
+    """Tell whether a setting means a place on the Hub rather than a path."""
+    return isinstance(value, str) and value.startswith(SCHEME)
+
+
+def names_hub_weights(value: str | os.PathLike[str]) -> bool:
+    """Tell whether `init_weights_from` means a repository: `hub://...`, or `owner/name` where no such path exists."""
+    if not isinstance(value, str):
+        return False
+    if is_hub_address(value):
+        return True
+    repo_id = value.partition("@")[0]
+    return not Path(value).exists() and not list(_repo_id_problems(repo_id))
+
+
+def parse_address(text: str) -> HubAddress:
+    """Read an address, with or without `hub://`; the error says which part is wrong."""
+    rest, has_step, step = text.removeprefix(SCHEME).partition("#")
+    repo_id, has_revision, revision = rest.partition("@")
+    if problems := list(_repo_id_problems(repo_id)):
+        raise ConfigError(f"{text!r}: {problems[0]}; {EXPECTED}")
+    if has_revision and (not REVISION.fullmatch(revision) or ".." in revision):
+        raise ConfigError(f"{text!r}: {revision!r} is no name of a branch, tag or commit; {EXPECTED}")
+    if has_step and not (step.isascii() and step.isdigit()):
+        raise ConfigError(f"{text!r}: the step after '#' must be a whole number, got {step!r}; {EXPECTED}")
+    return HubAddress(repo_id, revision or None, int(step) if has_step else None)
+
+
+def parse_repo_id(text: str) -> str:
+    """Return `owner/name` as given, or say what is wrong with it."""
+    if problems := list(_repo_id_problems(text)):
+        raise ConfigError(f"{text!r}: {problems[0]}; expected owner/name")
+    return text
+
+
+def _repo_id_problems(repo_id: str) -> list[str]:
+    parts = repo_id.split("/")
+    if len(parts) != 2:
+        return [f"{repo_id!r} has {len(parts) - 1} slashes, a repository has one"]
+    wrong = [part for part in parts if not PART.fullmatch(part) or len(part) > LONGEST_NAME or "--" in part]
+    wrong += [part for part in parts if ".." in part or part.endswith(".git")]
+    return [f"{part!r} is no name that the Hub allows (letters, digits, '-', '_' and '.')" for part in wrong]
+
+
+# How long to wait before the Hub is tried again: back-off with jitter, and a breaker after many failures in a row.
+
+_chance = random.SystemRandom()  # never the global generator: that is the training's
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The waits between attempts; a failure is one attempt that came to nothing."""
+
+    first_seconds: float = 1.0
+    longest_seconds: float = 60.0
+    breaker_failures: int = 5
+    """Failures in a row after which the breaker opens."""
+    breaker_seconds: float = 300.0
+    """The wait while it is open; it doubles with each further failure, up to eight times."""
+    closing_seconds: float = 5.0
+    """The longest wait once the program is about to end."""
+    attempt_seconds: float = 600.0
+    """How long one attempt may last before it is given up, besides the time for its bytes."""
+    least_bytes_per_second: float = 1e6
+
+    def is_open(self, failures: int) -> bool:
+        """Tell whether the breaker is open."""
+        return failures >= self.breaker_failures
+
+    def delay_seconds(self, failures: int, asked_seconds: float = 0.0) -> float:
+        """Return the wait after so many failures in a row; at least what the server asked for."""
+        if self.is_open(failures):
+            wait = self.breaker_seconds * 2.0 ** min(failures - self.breaker_failures, 3)
+        else:
+            wait = min(self.first_seconds * 2.0 ** (failures - 1), self.longest_seconds)
+        return max(wait * _chance.uniform(0.5, 1.0), min(asked_seconds, self.breaker_seconds))
+
+    def attempt_limit_seconds(self, nbytes: int) -> float:
+        """Return how long an attempt over so many bytes may last."""
+        return self.attempt_seconds + nbytes / self.least_bytes_per_second
+
+
+# The one place that talks to the Hub, through the unmodified client; its errors become ours, without secrets.
+#
+# Importing this module imports `huggingface_hub`, so the others do it inside functions: the training thread never waits
+# for it. The endpoint is that of `HF_ENDPOINT` at the moment of the call; tokens come from where the client finds them.
+# It refuses nothing and keeps nothing: whether to try again is the caller's affair, and `HubUnreachableError` says when
+# that may help.
 
 TRANSIENT_STATUSES = frozenset({408, 409, 412, 421, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524})
 LONGEST_MESSAGE = 600

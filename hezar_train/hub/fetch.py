@@ -1,9 +1,6 @@
-"""From the Hub to the disk, believing nothing: a checkpoint is what its manifest proves, weights are safetensors.
+"""What may be believed of a repository that anybody may have made: names of files, a manifest, a config.
 
-A repository may be anybody's. The manifest comes first; its names must stay inside the checkpoint and must not be
-pickles or code; only what it lists is downloaded, from the one commit that was found at the start; sizes and SHA-256
-must agree before the checkpoint gets its name. Nothing of a repository is ever executed, imported or unpickled, and
-nothing is written but below the folder that was given.
+Nothing here downloads or opens anything but what lies on the disk already.
 """
 
 from __future__ import annotations
@@ -12,32 +9,162 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hezar_train.checkpoint import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, Checkpoint, CheckpointStore, Rejected, verify
-from hezar_train.checkpoint.disk import free_bytes, make_folder_durably, remove_folder, rename_durably, settle_folder
-from hezar_train.checkpoint.manifest import Manifest
-from hezar_train.config.files import read_mapping
-from hezar_train.errors import CheckpointError, HubError
-from hezar_train.events import LEDGER_FILE
-from hezar_train.hub.addresses import HubAddress, parse_address
-from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
-from hezar_train.hub.trust import (
-    REFUSED_SUFFIXES,
-    checked_manifest,
-    named_code,
-    read_foreign_manifest,
-    refuse_foreign_code,
-    refuse_name,
-    refuse_paths,
+from hezar_train.checkpoint.manifest import (
+    Manifest,
+    free_bytes,
+    is_inside,
+    make_folder_durably,
+    read_manifest,
+    remove_folder,
+    rename_durably,
+    settle_folder,
 )
+from hezar_train.config.files import read_mapping
+from hezar_train.config.names import is_dotted_path
+from hezar_train.errors import CheckpointError, ConfigError, HubError
+from hezar_train.events import LEDGER_FILE
+from hezar_train.hub.client import HubAddress, names_hub_weights, parse_address
+from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
 
 if TYPE_CHECKING:
     from hezar_train.hub.client import Head, Repository
 
-__all__ = ["fetch_checkpoint", "fetch_file", "fetch_records", "fetch_weights"]
+__all__ = [
+    "REFUSED_SUFFIXES",
+    "SHA256",
+    "FetchedRecipe",
+    "checked_manifest",
+    "fetch_checkpoint",
+    "fetch_file",
+    "fetch_recipe",
+    "fetch_records",
+    "fetch_weights",
+    "named_code",
+    "read_foreign_manifest",
+    "refuse_foreign_code",
+    "refuse_name",
+    "refuse_paths",
+]
+
+REFUSED_SUFFIXES = frozenset({
+    ".bin", ".ckpt", ".dill", ".dll", ".dylib", ".exe", ".joblib", ".msgpack", ".npy", ".npz", ".pickle", ".pkl", ".pt",
+    ".pth", ".py", ".pyc", ".pyd", ".pyw", ".pyx", ".sh", ".so", ".tar", ".zip",
+})  # fmt: skip
+PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f\\:*?\"<>|]+")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+CODE_FIELDS = (
+    "optimizer", "lr_scheduler", "momentum_scheduler", "criterion", "regularizer", "finetune_optimizer",
+    "finetune_lr_scheduler", "metrics",
+)  # fmt: skip
+SCRIPT_PREFIX = "evaluate:"  # a metric that is a script, on the Hub or in a file
+REMOTE_CODE_KEYS = frozenset({"trust_remote_code", "custom_generate", "auto_map"})
+HARMLESS = re.compile(r"(torch\.optim|torch\.optim\.lr_scheduler|torch\.nn|hezar_train\.(optim|metrics))\.[A-Z]\w*")
+"""Classes where they are defined; deeper paths and functions reach everything that a module has imported."""
+
+
+def named_code(config: Mapping[str, Any]) -> set[str]:
+    """Return all by which a config names code to import or download, but for the classes of torch and this package."""
+    settings = {name: value for name, value in config.items() if name in CODE_FIELDS or str(name).endswith("_kwargs")}
+    return set(_named(settings))
+
+
+def refuse_foreign_code(config: Mapping[str, Any], source: str, accepted: Collection[str] = ()) -> None:
+    """Raise if a config from elsewhere names code that nobody here has asked for."""
+    if foreign := sorted(named_code(config) - set(accepted)):
+        raise ConfigError(
+            f"{source} names code, {', '.join(map(repr, foreign))}, which would be imported and run. That is refused: "
+            "read it, and if you trust it, name it in a config of your own."
+        )
+
+
+def _named(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        if value.startswith(SCRIPT_PREFIX) or (is_dotted_path(value) and not HARMLESS.fullmatch(value)):
+            yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key in REMOTE_CODE_KEYS and item:
+                yield f"{key}={item!r}"
+            yield from _named(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _named(item)
+
+
+def read_foreign_manifest(folder: Path, place: HubAddress) -> Manifest:
+    """Read a manifest that may be made to mislead."""
+    try:
+        manifest = read_manifest(folder)
+        is_sound = isinstance(manifest.step, int) and not isinstance(manifest.step, bool) and manifest.step >= 0
+        for name, record in manifest.files.items():
+            is_sound &= isinstance(name, str) and isinstance(record.size, int) and record.size >= 0
+            is_sound &= isinstance(record.sha256, str) and bool(SHA256.fullmatch(record.sha256))
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}: {error}") from error
+    except (TypeError, KeyError, AttributeError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        raise CheckpointError(f"{place}: its {MANIFEST_FILE} is not of the form that this package writes")
+    return manifest
+
+
+def checked_manifest(folder: Path, remote: str, head: Head, place: HubAddress) -> Manifest:
+    """Return the manifest, once every name and size in it is one that may be downloaded."""
+    manifest = read_foreign_manifest(folder, place)
+    names = {name.casefold() for name in manifest.files}  # some file systems know no capitals
+    if len(names) < len(manifest.files) or MANIFEST_FILE in names:
+        raise CheckpointError(f"{place}: its {MANIFEST_FILE} lists one file twice, or itself")
+    for name, record in manifest.files.items():
+        refuse_name(name, str(place))
+        path = f"{remote}/{name}"
+        if path not in head.files:
+            raise CheckpointError(f"{place}: {name} is listed in its {MANIFEST_FILE} and missing in the repository")
+        if head.files[path] not in (None, record.size):
+            raise CheckpointError(
+                f"{place}: {name} has {head.files[path]} bytes in the repository and {record.size} in {MANIFEST_FILE}"
+            )
+    return manifest
+
+
+def refuse_name(name: str, source: str) -> None:
+    """Raise unless a name is a plain path inside its folder, and neither a pickle nor code."""
+    parts = name.split("/")
+    is_plain = is_inside(name) and PLAIN_NAME.fullmatch(name) and not any(part in {"", ".", ".."} for part in parts)
+    if not is_plain or any(part.startswith(".") or part.endswith((" ", ".")) for part in parts):
+        raise CheckpointError(
+            f"{source} names a file {name!r}, which is refused: expected a plain path that stays inside its folder"
+        )
+    if Path(name).suffix.lower() in REFUSED_SUFFIXES:
+        raise CheckpointError(
+            f"{source} holds {name!r}, which is refused: it may be a pickle or code, and loading one can run anything. "
+            "Tensors are read from safetensors only."
+        )
+
+
+def refuse_paths(state: Any, source: str) -> None:
+    """Raise if a trainer's state names files outside of the run's folder: a resume cuts those that it names."""
+    known = state if isinstance(state, Mapping) else {}
+    files, logs = known.get("files") or {}, known.get("logs_dir")
+    names = [*files, *([] if logs is None else [logs])] if isinstance(files, Mapping) else [files]
+    for name in names:
+        if not isinstance(name, str) or not is_inside(name) or not PLAIN_NAME.fullmatch(name):
+            raise CheckpointError(
+                f"{source}: its state names the file {name!r}, which is refused: it is outside the run"
+            )
+
+
+# From the Hub to the disk, believing nothing: a checkpoint is what its manifest proves, weights are safetensors.
+#
+# A repository may be anybody's. The manifest comes first; its names must stay inside the checkpoint and must not be
+# pickles or code; only what it lists is downloaded, from the one commit that was found at the start; sizes and SHA-256
+# must agree before the checkpoint gets its name. Nothing of a repository is ever executed, imported or unpickled, and
+# nothing is written but below the folder that was given.
 
 INDEX_FILE = f"{MODEL_FILE}.index.json"
 MOST_MANIFEST_BYTES = 16 << 20
@@ -250,3 +377,54 @@ def _no_weights(place: HubAddress, head: Head) -> str:
             "any code. Load it with the model's own library and pass the model to the trainer."
         )
     return f"{words}. It has: {', '.join(at_root) or 'nothing'}."
+
+
+# How a pushed run came about, for running it again: its config and the hash of its recipe, never its code.
+
+OWN_FIELDS = (
+    "output_dir", "checkpoints_dir", "logs_dir", "resume_from_checkpoint", "accept_changes", "push_to_hub", "trackers",
+    "device",
+)  # fmt: skip
+RECIPE_FILE = "recipe.json"
+
+
+@dataclass(frozen=True)
+class FetchedRecipe:
+    """What a repository says of how it came about; code is only named, by its hash."""
+
+    repo_id: str
+    commit: str | None
+    fields: dict[str, Any]
+    """The trainer's config without what is this machine's own affair: folders, devices, trackers, the Hub."""
+    sha256: str
+    """Of the recipe's source."""
+    options: dict[str, Any]
+
+
+def fetch_recipe(address: str | HubAddress) -> FetchedRecipe:
+    """Read config and recipe record of a pushed run, to run them again with a recipe of that hash from this machine."""
+    from hezar_train.hub.client import Repository
+
+    place = parse_address(address) if isinstance(address, str) else address
+    repository = Repository(place.repo_id, place.revision)
+    head = repository.head()
+    names = [f"{TRAIN_FOLDER}/{name}" for name in (CONFIG_FILE, RECIPE_FILE)]
+    if missing := [name for name in names if name not in head.files]:
+        raise ConfigError(f"{place} has no {missing[0]}: only runs that were started from a recipe can be reproduced")
+    config, record = (read_mapping(repository.cached(name, head.oid)) for name in names)
+    refuse_foreign_code(config, f"{place}: {names[0]}")
+    sha256, options = record.get("sha256"), record.get("options")
+    if not isinstance(sha256, str) or not SHA256.fullmatch(sha256) or not isinstance(options, dict):
+        raise ConfigError(f"{place}: {names[1]} is not of the form that this package writes")
+    return FetchedRecipe(place.repo_id, head.oid, _fields_for_anyone(config, place), sha256, options)
+
+
+def _fields_for_anyone(config: Mapping[str, Any], place: HubAddress) -> dict[str, Any]:
+    """Leave out what a config says of the machine it was written on; a folder there cannot be started from here."""
+    kept = {name: value for name, value in config.items() if name not in OWN_FIELDS and not name.startswith("hub_")}
+    source = kept.get("init_weights_from")
+    if source is not None and not names_hub_weights(source):
+        raise ConfigError(
+            f"{place} was started from weights in a folder, init_weights_from={source!r}, which only its owner has"
+        )
+    return kept

@@ -1,39 +1,36 @@
-"""What a push uploads, made from a run's folder alone, and where it lies in the repository.
+"""The model's own config inside a checkpoint, so that a run's folder alone can become a repository others load from.
 
-    model.safetensors  config.json ...     weights, the model's own config, tokenizer or preprocessor: at the root,
-                                           where from_pretrained and the like look for them
-    README.md                              the card
-    train/                                 train_config.yaml  trainer_state.json  plan.json  best.json  recipe.json
-                                           environment.json  ledger.jsonl  evaluations/  logs/  curves.png
-    checkpoints/last/                      with "every_save": the checkpoint, to resume from
-    checkpoints/{step}/                    with "all_checkpoints": every one that is still there
-
-Staging gives a push files that nobody changes under it: checkpoints, which are written once, as hard links (copies
-where the file system has no links), so that retention may delete them meanwhile; records, which grow, as copies. It
-lies in the run's folder, under `.hub`, and is removed after the push. A checkpoint that vanished before it could be
-staged is superseded: a newer one exists. Nothing here opens a socket.
+A model is asked for its config's `save_pretrained` (transformers) or `save` (hezar); one without either has none.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hezar_train.checkpoint import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, verify
-from hezar_train.checkpoint.disk import remove_folder, write_file_durably
-from hezar_train.checkpoint.manifest import Manifest, is_inside, read_manifest
+from hezar_train.checkpoint import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    CheckpointStore,
+    verify,
+)
+from hezar_train.checkpoint.format import tensor_file
+from hezar_train.checkpoint.manifest import Manifest, is_inside, read_manifest, remove_folder, write_file_durably
 from hezar_train.checkpoint.shards import INDEX_NAME, ShardIndex
-from hezar_train.checkpoint.tensors import tensor_file
+from hezar_train.config.files import read_json, read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.events import DROPPED_SUFFIX, LEDGER_FILE
-from hezar_train.hub.model_config import MODEL_CONFIG_FOLDER
-from hezar_train.hub.run_paths import RunPaths
 from hezar_train.report import CURVES_FILE, curves_png
 
 __all__ = [
@@ -41,13 +38,112 @@ __all__ = [
     "CHECKPOINTS_FOLDER",
     "CURVES_FILE",
     "LAST",
+    "MODEL_CONFIG_FOLDER",
     "TRAIN_FOLDER",
     "PushNames",
+    "RunPaths",
     "Staged",
     "SupersededError",
+    "model_config_writer",
     "remove_leftovers",
     "stage",
 ]
+
+MODEL_CONFIG_FOLDER = "model_config"
+HEZAR_CONFIG_FILE = "model_config.yaml"
+
+
+def model_config_writer(model: Any) -> Callable[[Path], None] | None:
+    """Return how to write a bare model's config into a folder; None for a model that has none to write."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        return lambda folder: _write_transformers(model, folder)
+    if hasattr(config, "save"):
+        return lambda folder: config.save(str(folder), filename=HEZAR_CONFIG_FILE)
+    return None
+
+
+def _write_transformers(model: Any, folder: Path) -> None:
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "architectures"):
+        config.architectures = [type(model).__name__]  # as the library does; pipelines look for it
+    config.save_pretrained(str(folder))
+    generation = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(str(folder))
+
+
+# Where the parts of a finished or running run lie, found from its folder alone.
+#
+# This module only reads. It never opens the lock file: closing any descriptor of it would release the trainer's lock.
+
+
+class RunPaths:
+    """The paths of one run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = _config_of(root)
+        self.settings: dict[str, Any] = read_mapping(self.config)
+        self.checkpoints = root / str(self.settings.get("checkpoints_dir") or "checkpoints")
+        self.logs = root / str(self.settings.get("logs_dir") or "logs")
+        self.evaluations = root / "evaluations"
+        self.staging = root / ".hub"
+        self.record = root / "hub.json"
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        return CheckpointStore(self.checkpoints)
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint."""
+        if not (steps := self.store.steps()):
+            raise CheckpointError(f"{self.checkpoints} holds no checkpoint: there is nothing to push")
+        return steps[-1]
+
+    def best_step(self) -> int:
+        """Return the step of the best checkpoint, or of the newest where none was found best."""
+        best = self.json("best.json").get("step")
+        return best if isinstance(best, int) and best in self.store.steps() else self.newest_step()
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Read a JSON file of the run; empty where there is none that can be read."""
+        return read_json(self.root / name)
+
+    def evaluation_at(self, step: int) -> dict[str, Any]:
+        """Return the record of the newest evaluation that is not past a step; empty if there is none."""
+        known = [path for path in sorted(self.evaluations.glob("*.json")) if path.stem.isdigit()]
+        reached = [path for path in known if int(path.stem) <= step]
+        return self.json(f"{self.evaluations.name}/{reached[-1].name}") if reached else {}
+
+    def log_folders(self) -> list[Path]:
+        """Return the folders of logs, oldest first."""
+        return sorted(path for path in self.logs.glob("*") if path.is_dir()) if self.logs.is_dir() else []
+
+
+def _config_of(root: Path) -> Path:
+    """Return the run's config; a trainer may call it otherwise, but checkpoints always hold it under this name."""
+    found = [*sorted(root.glob(f"checkpoints/[0-9]*/{CONFIG_FILE}")), *root.glob(CONFIG_FILE)]
+    if not found:
+        raise ConfigError(f"{root} is not the folder of a run: it has no {CONFIG_FILE}")
+    return found[-1]
+
+
+# What a push uploads, made from a run's folder alone, and where it lies in the repository.
+#
+#     model.safetensors  config.json ...     weights, the model's own config, tokenizer or preprocessor: at the root,
+#                                            where from_pretrained and the like look for them
+#     README.md                              the card
+#     train/                                 train_config.yaml  trainer_state.json  plan.json  best.json  recipe.json
+#                                            environment.json  ledger.jsonl  evaluations/  logs/  curves.png
+#     checkpoints/last/                      with "every_save": the checkpoint, to resume from
+#     checkpoints/{step}/                    with "all_checkpoints": every one that is still there
+#
+# Staging gives a push files that nobody changes under it: checkpoints, which are written once, as hard links (copies
+# where the file system has no links), so that retention may delete them meanwhile; records, which grow, as copies. It
+# lies in the run's folder, under `.hub`, and is removed after the push. A checkpoint that vanished before it could be
+# staged is superseded: a newer one exists. Nothing here opens a socket.
 
 TRAIN_FOLDER = "train"
 CHECKPOINTS_FOLDER = "checkpoints"

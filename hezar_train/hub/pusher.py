@@ -18,12 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from hezar_train.errors import HezarTrainError, HubError
-from hezar_train.hub.layout import SupersededError, remove_leftovers
-from hezar_train.hub.pace import Pace
-from hezar_train.hub.push import Push, PushTarget
-from hezar_train.hub.record import DONE, FAILED, SUPERSEDED, UNFINISHED, HubRecord, PushOutcome
-from hezar_train.hub.redaction import redact
-from hezar_train.hub.run_paths import RunPaths
+from hezar_train.hub.client import Pace, redact
+from hezar_train.hub.layout import RunPaths, SupersededError, remove_leftovers
+from hezar_train.hub.push import DONE, FAILED, SUPERSEDED, UNFINISHED, HubRecord, Push, PushOutcome, PushTarget
 
 __all__ = ["Pusher"]
 

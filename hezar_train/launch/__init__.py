@@ -1,69 +1,38 @@
-"""From a recipe, or from a run's folder, to a trainer: find, read, override, check, build.
+"""Several processes of one command on this machine: a thin front of torchrun's elastic agent.
 
-A recipe is a folder with `recipe.py`, which defines `build(**options) -> Recipe` and never a loop, and `config.yaml`
-with two sections: `recipe:` (the options of `build`) and `trainer:` (a `TrainerConfig`). This package owns the format,
-the search for a name, the record that a run keeps of its recipe, and the way back from that record. It refuses to run
-anything before every mistake in the config and the options is known: `build`'s options are read from its source, so
-that a check needs no torch.
+The agent starts the processes, notices a death and starts all of them again. What it lacks for a training that saves
+itself is added here: an environment in which restarts are reliable, signals that reach every process and are never
+followed by a restart, exit codes that pass through, one voice instead of as many as there are processes, and nothing
+left running. What the processes do is not known here; several machines are torchrun's own business.
 """
 
 from __future__ import annotations
 
-from hezar_train.launch.building import build_trainer, import_recipe, resumed, saved_checkpoints
-from hezar_train.launch.fetching import asked_for, load_splits, refuse_missing_columns, with_held_out
-from hezar_train.launch.finding import CONFIG_NAME, RECIPE_NAME, copy_recipe, recipe_folders, recipe_names
-from hezar_train.launch.given import path_of, text_of
-from hezar_train.launch.inputs import Inputs, gather_inputs
-from hezar_train.launch.looking import OpenRun, open_run
-from hezar_train.launch.recipe import LoadedRecipe, Recipe, check_file, load_recipe, read_sections
-from hezar_train.launch.record import (
-    RECORD_FILE,
-    load_any,
-    load_run,
-    load_target,
-    option_names,
-    recipe_of_hash,
-    refuse_changed_recipe,
-    refuse_without_checkpoint,
-    run_config,
-)
-from hezar_train.launch.small_pictures import PictureSize, load_pictures, small_greys
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
-__all__ = [
-    "CONFIG_NAME",
-    "RECIPE_NAME",
-    "RECORD_FILE",
-    "Inputs",
-    "LoadedRecipe",
-    "OpenRun",
-    "PictureSize",
-    "Recipe",
-    "asked_for",
-    "build_trainer",
-    "check_file",
-    "copy_recipe",
-    "gather_inputs",
-    "import_recipe",
-    "load_any",
-    "load_pictures",
-    "load_recipe",
-    "load_run",
-    "load_splits",
-    "load_target",
-    "open_run",
-    "option_names",
-    "path_of",
-    "read_sections",
-    "recipe_folders",
-    "recipe_names",
-    "recipe_of_hash",
-    "refuse_changed_recipe",
-    "refuse_missing_columns",
-    "refuse_without_checkpoint",
-    "resumed",
-    "run_config",
-    "saved_checkpoints",
-    "small_greys",
-    "text_of",
-    "with_held_out",
-]
+from hezar_train.launch.process import num_restarts, reported_exit
+
+__all__ = ["num_restarts", "reported_exit", "run_group"]
+
+
+def run_group(
+    command: Sequence[str], num_processes: int, max_restarts: int, progress: Callable[[], Any], *, on_cpu: bool = False
+) -> int:
+    """Run a command in several processes until it is done; return the exit code.
+
+    After a death all processes start again, at most `max_restarts` times. Processes that died of errors alone start
+    again only if `progress()` has changed since they began: an error that comes back at once is not tried again.
+    """
+    from hezar_train.launch.agent import lead_group
+
+    return lead_group(command, num_processes, max_restarts, progress, on_cpu=on_cpu)
+
+
+def __getattr__(name: str) -> Any:
+    """Find what recipes import from here by the name it had in version 0.1: its home is `hezar_train.recipes`."""
+    recipes = importlib.import_module("hezar_train.recipes")  # a stranger to this package, but for this
+    if name not in recipes.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(recipes, name)

@@ -1,9 +1,8 @@
 """The loop: one walk, its moments, the hooks at them and the context they see."""
 
 from hezar_train.loop.context import LIFECYCLE, Alias, Context, CtxVar, Lifecycle, lifecycle
-from hezar_train.loop.hook_set import Hook, HookCall, HookSet, name_of
-from hezar_train.loop.moments import HOOK_TRIGGER, TRIGGER, Moment, moment_named
-from hezar_train.loop.routine import Routine
+from hezar_train.loop.hooks import HOOK_TRIGGER, TRIGGER, Hook, HookCall, HookSet, Moment, moment_named, name_of
+from hezar_train.loop.loop import Routine
 
 __all__ = [
     "HOOK_TRIGGER",

@@ -1,7 +1,5 @@
 """Metrics: counts that merge, computed once over the whole set."""
 
-from hezar_train.metrics.bootstrap import interval, poisson_weights
-from hezar_train.metrics.decisions import largest
 from hezar_train.metrics.handlers import (
     GENERATED_KEYS,
     ClassificationHandler,
@@ -11,12 +9,14 @@ from hezar_train.metrics.handlers import (
     SequenceLabelingHandler,
     TextHandler,
     WholeSetHandler,
+    handler_for,
+    largest,
+    settle_handler,
     without_ignored,
 )
-from hezar_train.metrics.metric import IGNORED_LABEL, AdditiveMetric, Metric, Table
-from hezar_train.metrics.normalise import normalise
+from hezar_train.metrics.metric import IGNORED_LABEL, AdditiveMetric, Metric, Table, interval, poisson_weights
 from hezar_train.metrics.registry import build_metric, known_metrics, register_metric
-from hezar_train.metrics.tasks import handler_for, settle_handler
+from hezar_train.metrics.text import normalise
 
 __all__ = [
     "GENERATED_KEYS",

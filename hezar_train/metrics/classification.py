@@ -1,25 +1,251 @@
-"""Metrics of classification: equal to scikit-learn's on the whole set, whatever the batches were.
+"""Counts per class: how often it was predicted, how often it was the target, how often both.
 
-Single-label metrics take class ids of any shape (samples, ...), or logits with one axis more; multi-label ones
-(`multilabel=True`) take 0/1 or logits, (samples, labels). Targets below 0 (-100) are not counted. The options have
-scikit-learn's names and meanings, and a falsy option is an option: `normalize=False` and `pos_label=0` are honoured.
-Without a single counted target a metric is NaN.
+Precision, recall, F1 and Matthews' coefficient all follow from these three, so a state is linear in the number of
+classes (a confusion matrix is not), and metrics that are asked for together count once: `share_counts`. This module
+also owns how class ids come in. It refuses to average; that is `classification.py`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
-from hezar_train.metrics.class_counts import ClassMetric, Counts, class_ids
-from hezar_train.metrics.metric import AdditiveMetric, Inputs
+from hezar_train.metrics.metric import (
+    DEVICES_WITHOUT_FLOAT64,
+    AdditiveMetric,
+    Inputs,
+    Metric,
+    RowMetric,
+    Table,
+    in_float64,
+)
 
-__all__ = ["F1", "Accuracy", "AveragedRatio", "Matthews", "Precision", "Recall", "TopKAccuracy"]
+__all__ = [
+    "F1",
+    "Accuracy",
+    "Auroc",
+    "AveragedRatio",
+    "ClassCounts",
+    "ClassMetric",
+    "ConfusionMatrix",
+    "Counts",
+    "Matthews",
+    "Precision",
+    "Recall",
+    "TopKAccuracy",
+    "class_ids",
+    "largest_class",
+    "share_counts",
+    "spread_weights",
+]
+
+
+class Counts(NamedTuple):
+    """The three counts, each (rows of weights, classes), in float64 on the host."""
+
+    hits: torch.Tensor
+    predicted: torch.Tensor
+    actual: torch.Tensor
+
+
+class ClassCounts:
+    """Counts of one task: `predictions` and `targets` are class ids, or 0/1 per label if `multilabel`.
+
+    Negative targets (-100) are skipped, and so are those of `num_classes` and above; without `num_classes` the counts
+    grow as classes appear, which reads the largest id of each batch from the device.
+    """
+
+    def __init__(self, num_classes: int | None = None, *, multilabel: bool = False) -> None:
+        if num_classes is not None and num_classes < 1:
+            raise ConfigError(f"num_classes={num_classes!r} must be at least 1; None: as many as appear")
+        self.num_classes = num_classes
+        self.multilabel = multilabel
+        self.names: list[str] | None = None
+        self._counts: torch.Tensor | None = None  # (3, 1 + classes, rows): what is skipped falls into place 0
+
+    def reset(self) -> None:
+        """Forget everything counted."""
+        self._counts = None
+
+    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
+        """Count a batch of samples."""
+        predicted, target = class_ids(predictions, targets, multilabel=self.multilabel)
+        if self.multilabel:
+            self._count_labels(predicted, target, weights)
+        else:
+            self._count_classes(predicted, target, weights)
+
+    def _count_classes(self, predicted: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None) -> None:
+        counts = self._room_for(self.num_classes or largest_class(predicted, target) + 1, target.device, weights)
+        num_places = counts.shape[1]
+        spread = spread_weights(weights, target, counts)
+        target, predicted = target.flatten(), predicted.flatten()
+        counted = (target >= 0) & (target < num_places - 1)
+        predicted = torch.where(counted & (predicted >= 0) & (predicted < num_places - 1), predicted + 1, 0)
+        target = torch.where(counted, target + 1, 0)
+        hit = torch.where(predicted == target, target, 0)
+        places = torch.cat([hit, predicted + num_places, target + 2 * num_places])
+        counts.view(3 * num_places, -1).index_add_(0, places.to(counts.device), spread.repeat(3, 1))
+
+    def _count_labels(self, predicted: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None) -> None:
+        counts = self._room_for(target.shape[-1], target.device, weights)
+        counted = target >= 0
+        predicted, actual = predicted & counted, target > 0
+        each = torch.stack([predicted & actual, predicted, actual], dim=1).to(counts)  # (samples, 3, labels)
+        rows = torch.ones(1, len(each)).to(counts) if weights is None else weights.to(counts)
+        counts[:, 1 : 1 + each.shape[2]] += torch.einsum("rs,spl->plr", rows, each)
+
+    def _room_for(self, num_classes: int, device: torch.device, weights: torch.Tensor | None) -> torch.Tensor:
+        if self._counts is None:
+            shape = (3, 1 + num_classes, 1 if weights is None else len(weights))
+            home = "cpu" if device.type in DEVICES_WITHOUT_FLOAT64 else device
+            self._counts = torch.zeros(shape, dtype=torch.float64, device=home)
+        self._counts = _grown(self._counts, 1 + num_classes)
+        return self._counts
+
+    def read(self, num_rows: int | None = None) -> Counts | None:
+        """Return the counts of the first `num_rows` rows of weights (None: all), or None if nothing was counted."""
+        if self._counts is None:
+            return None
+        hits, predicted, actual = self._counts[:, 1:, :num_rows].cpu().transpose(1, 2)
+        return Counts(hits, predicted, actual)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the counts for another process to merge."""
+        return {} if self._counts is None else {"counts": self._counts}
+
+    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Add the counts of another process, which may have seen other classes."""
+        if "counts" not in state:
+            return
+        other = state["counts"]
+        if self._counts is None:
+            self._counts = other.clone()
+            return
+        num_places = max(self._counts.shape[1], other.shape[1])
+        self._counts = _grown(self._counts, num_places) + _grown(other.to(self._counts), num_places)
+
+    def name_of(self, label: int) -> str:
+        """Return what a class is called."""
+        return self.names[label] if self.names is not None and label < len(self.names) else str(label)
+
+
+class ClassMetric(RowMetric):
+    """A metric that reads class counts, its own or those of another metric."""
+
+    def __init__(self, num_classes: int | None = None, *, multilabel: bool = False) -> None:
+        self.counts = ClassCounts(num_classes, multilabel=multilabel)
+        self._counts_itself = True
+
+    @abstractmethod
+    def scores(self, counts: Counts) -> dict[str, torch.Tensor]:
+        """Return each output as a column, one value per row of weights."""
+
+    def read_from(self, other: ClassMetric) -> None:
+        """Read another metric's counts from now on, and leave the counting to it."""
+        self.counts = other.counts
+        self._counts_itself = False
+
+    def expect_classes(self, num_classes: int, names: Sequence[str] | None = None) -> None:
+        self.counts.num_classes = num_classes
+        self.counts.names = None if names is None else [str(name) for name in names]
+
+    def reset(self) -> None:
+        if self._counts_itself:
+            self.counts.reset()
+
+    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
+        if self._counts_itself:
+            self.counts.update(predictions, targets, weights)
+
+    def _results(self, num_rows: int | None) -> list[dict[str, float]]:
+        counts = self.counts.read(num_rows)
+        if counts is None:
+            return [self._undefined()]
+        columns = {key: column.tolist() for key, column in self.scores(counts).items()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def table(self) -> Table | None:
+        counts = self.counts.read(1)
+        return None if counts is None or not self._counts_itself else _table_per_class(counts, self.counts.name_of)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self.counts.state() if self._counts_itself else {}
+
+    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
+        if self._counts_itself:
+            self.counts.merge(state)
+
+
+def share_counts(metrics: Iterable[Metric]) -> None:
+    """Let metrics that keep the same class counts keep them once: the first counts, the others read.
+
+    They must then all be updated, or none: a reader's own `update` does nothing.
+    """
+    counting: dict[tuple[bool, int | None], ClassMetric] = {}
+    for metric in (metric.unwrapped for metric in metrics):
+        if isinstance(metric, ClassMetric):
+            first = counting.setdefault((metric.counts.multilabel, metric.counts.num_classes), metric)
+            if first is not metric:
+                metric.read_from(first)
+
+
+def class_ids(predictions: Any, targets: Any, *, multilabel: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return predicted and target classes of one shape; logits are decided, by the largest or by the sign."""
+    predicted, target = torch.as_tensor(predictions), torch.as_tensor(targets)
+    if multilabel:
+        predicted = predicted > 0
+    elif predicted.dim() == target.dim() + 1 and predicted.is_floating_point() and predicted.shape[-1] > 1:
+        predicted = predicted.argmax(dim=-1)
+    if predicted.shape != target.shape or target.dim() < (2 if multilabel else 1):
+        expected = "0/1 or logits, (samples, labels) both" if multilabel else "class ids, or logits with one axis more"
+        shapes = f"{tuple(predicted.shape)} for targets of shape {tuple(target.shape)}"
+        raise DataError(f"predictions of shape {shapes} do not fit: give {expected}")
+    return predicted, target.to(predicted.device)
+
+
+def largest_class(predicted: torch.Tensor, target: torch.Tensor) -> int:
+    """Return the largest id among those that count, -1 if there is none."""
+    largest = torch.where(target >= 0, torch.maximum(predicted, target), -1)
+    return int(largest.max()) if largest.numel() else -1
+
+
+def spread_weights(weights: torch.Tensor | None, target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the weights of each element of the targets, (elements, rows): those of the sample it belongs to."""
+    if weights is None:
+        return torch.ones(target.numel(), 1, dtype=like.dtype, device=like.device)
+    num_per_sample = target[0].numel() if len(target) else 0
+    return weights.to(like).T.repeat_interleave(num_per_sample, dim=0)
+
+
+def _grown(counts: torch.Tensor, num_places: int) -> torch.Tensor:
+    missing = num_places - counts.shape[1]
+    return pad(counts, (0, 0, 0, missing)) if missing > 0 else counts
+
+
+def _table_per_class(counts: Counts, name_of: Callable[[int], str]) -> Table:
+    hits, predicted, actual = (row[0] for row in counts)
+    scores = torch.stack([hits / predicted, hits / actual, 2 * hits / (predicted + actual)], dim=1)
+    return Table(
+        name="per_class",
+        rows=[name_of(label) for label in range(len(hits))],
+        columns=["precision", "recall", "f1", "support"],
+        # A class that never occurs scores 0: a report is JSON, which has no NaN.
+        values=torch.cat([scores.nan_to_num(0.0), actual[:, None]], dim=1).tolist(),
+    )
+
+
+# Metrics of classification: equal to scikit-learn's on the whole set, whatever the batches were.
+#
+# Single-label metrics take class ids of any shape (samples, ...), or logits with one axis more; multi-label ones
+# (`multilabel=True`) take 0/1 or logits, (samples, labels). Targets below 0 (-100) are not counted. The options have
+# scikit-learn's names and meanings, and a falsy option is an option: `normalize=False` and `pos_label=0` are honoured.
+# Without a single counted target a metric is NaN.
 
 AVERAGES = ("macro", "micro", "weighted", "binary")
 
@@ -237,4 +463,219 @@ def _check_average(metric: str, average: str | None, multilabel: bool) -> None:
         raise ConfigError(
             f"{metric} has average={average!r}. Choose one of {choices(allowed)}, or None for each class."
             f"{suggestion(str(average), allowed)}"
+        )
+
+
+# How often each class was taken for each other: a square of counts, which no other metric of classification needs.
+
+MOST_CLASSES_OF_A_MATRIX = 5_000  # 200 MB
+
+
+class ConfusionMatrix(Metric):
+    """How often each class (row) was predicted as each other (column): a table for reports, without outputs."""
+
+    name = "confusion_matrix"
+
+    def __init__(self, num_classes: int | None = None) -> None:
+        self.num_classes = num_classes
+        self.names: list[str] | None = None
+        self._counts: torch.Tensor | None = None  # (1 + classes, 1 + classes): what is skipped falls into place 0
+
+    @property
+    def output_keys(self) -> list[str]:
+        return []
+
+    def expect_classes(self, num_classes: int, names: Sequence[str] | None = None) -> None:
+        self.num_classes = num_classes
+        self.names = None if names is None else [str(name) for name in names]
+
+    def reset(self) -> None:
+        self._counts = None
+
+    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:  # noqa: ARG002
+        predicted, target = (ids.flatten() for ids in class_ids(predictions, targets))
+        counts = self._room_for(self.num_classes or largest_class(predicted, target) + 1, target.device)
+        num_places = len(counts)
+        counted = (target >= 0) & (target < num_places - 1) & (predicted >= 0) & (predicted < num_places - 1)
+        places = torch.where(counted, (target + 1) * num_places + predicted + 1, 0)
+        counts.view(-1).index_add_(0, places, torch.ones_like(places))
+
+    def compute(self) -> dict[str, float]:
+        return {}
+
+    def compute_rows(self) -> list[dict[str, float]]:
+        return [{}]
+
+    def table(self) -> Table | None:
+        if self._counts is None:
+            return None
+        counts = self._counts[1:, 1:].tolist()
+        names = [str(label) for label in range(len(counts))] if self.names is None else self.names
+        return Table(name=self.name, rows=names, columns=names, values=counts)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {} if self._counts is None else {"counts": self._counts}
+
+    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
+        if "counts" in state:
+            other = state["counts"]
+            counts = self._room_for(len(other) - 1, other.device)
+            self._counts = counts + _grown_square(other.to(counts), len(counts))
+
+    def _room_for(self, num_classes: int, device: torch.device) -> torch.Tensor:
+        if num_classes > MOST_CLASSES_OF_A_MATRIX:
+            raise ConfigError(
+                f"confusion_matrix keeps the square of the number of classes, which is {num_classes}. "
+                f"Leave it out above {MOST_CLASSES_OF_A_MATRIX}"
+            )
+        if self._counts is None:
+            self._counts = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        self._counts = _grown_square(self._counts, 1 + num_classes)
+        return self._counts
+
+
+def _grown_square(counts: torch.Tensor, num_places: int) -> torch.Tensor:
+    missing = num_places - len(counts)
+    return pad(counts, (0, missing, 0, missing)) if missing > 0 else counts
+
+
+# Area under the ROC curve in constant memory, with a bound on its error.
+#
+# The area is the chance that a positive sample scores higher than a negative one, ties counting half. Scores go into
+# `num_bins` bins, and samples of one bin are taken as tied. A pair in one bin is then worth a half where it may be 0 or
+# 1, and every other pair is exact: the exact area lies within half the share of pairs that fall into one bin.
+# `Auroc.max_error` is that bound for the data counted; with more bins it shrinks.
+
+SCALES = ("logits", "probabilities")
+FARTHEST_LOGIT = 1e30
+
+
+class Auroc(RowMetric):
+    """Area under the ROC curve: of two classes, of each class against the rest (their mean), or of each label.
+
+    It takes logits (or `scores="probabilities"`): (samples) or (samples, 1 or 2) for two classes, of which 1 is the
+    positive one, (samples, classes) for more, (samples, labels) with `multilabel`. Classes without a positive or
+    without a negative sample are left out of the mean, and without any such class the area is NaN. The exact area lies
+    within `max_error`. Memory: 16 bytes per bin, class and row of weights.
+    """
+
+    name = "auroc"
+    consumes: Inputs = "scores"
+
+    def __init__(self, num_bins: int = 4096, scores: str = "logits", multilabel: bool = False) -> None:
+        if isinstance(num_bins, bool) or not isinstance(num_bins, int) or num_bins < 2:
+            raise ConfigError(f"auroc has num_bins={num_bins!r}: give a whole number of at least 2")
+        if scores not in SCALES:
+            raise ConfigError(
+                f"auroc has scores={scores!r}. Choose logits or probabilities.{suggestion(scores, SCALES)}"
+            )
+        self.num_bins = num_bins
+        self.scale = scores
+        self.multilabel = multilabel
+        self._histograms: torch.Tensor | None = None  # (1 + curves * 2 * bins, rows): what is skipped is at place 0
+        self._num_unordered: torch.Tensor | None = None  # NaN scores have no place in an order
+
+    @property
+    def output_keys(self) -> list[str]:
+        return ["auroc"]
+
+    @property
+    def max_error(self) -> float:
+        """Return how far the exact area may lie from the computed one; NaN if there is none."""
+        return float("nan") if self._histograms is None else self._area(self._histograms[:, 0])[1]
+
+    def reset(self) -> None:
+        self._histograms = self._num_unordered = None
+
+    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
+        scores = in_float64(torch.as_tensor(predictions))
+        logits, positive, counted = self._curves(scores, torch.as_tensor(targets).to(scores.device))
+        logits = logits.nan_to_num(nan=torch.nan, posinf=FARTHEST_LOGIT, neginf=-FARTHEST_LOGIT)
+        unordered = (logits.isnan() & counted).sum()
+        self._num_unordered = unordered if self._num_unordered is None else self._num_unordered + unordered
+        curve = torch.arange(logits.shape[-1], device=logits.device)
+        places = 1 + (2 * curve + positive) * self.num_bins + self._bins(logits.nan_to_num(0.0))
+        places = torch.where(counted, places, 0)
+        spread = spread_weights(weights, places, logits)
+        histograms = self._room_for(logits.shape[-1], spread)
+        histograms.index_add_(0, places.flatten(), spread)
+
+    def _curves(self, scores: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return logits, positives and what counts, each (samples, ..., curves)."""
+        if self.multilabel:
+            _check_shapes(scores.shape, target.shape)
+            return self._own_logits(scores), target > 0, target >= 0
+        if scores.dim() == target.dim():
+            scores = scores[..., None]
+        _check_shapes(scores.shape[:-1], target.shape)
+        target = target[..., None]
+        num_columns = scores.shape[-1]
+        if num_columns > 2:
+            classes = torch.arange(num_columns, device=target.device)
+            return self._logits_against_rest(scores), target == classes, (target >= 0).expand(scores.shape)
+        return self._logits_of_two(scores), target == 1, target >= 0
+
+    def _own_logits(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores if self.scale == "logits" else scores.logit()
+
+    def _logits_of_two(self, scores: torch.Tensor) -> torch.Tensor:
+        if self.scale == "logits" and scores.shape[-1] == 2:
+            return scores[..., 1:] - scores[..., :1]
+        return self._own_logits(scores[..., -1:])
+
+    def _logits_against_rest(self, scores: torch.Tensor) -> torch.Tensor:
+        if self.scale == "probabilities":
+            return scores.logit()
+        log_share = scores.log_softmax(-1)
+        return log_share - torch.log(-torch.expm1(log_share))
+
+    def _bins(self, logits: torch.Tensor) -> torch.Tensor:
+        # Fine around 0, where models disagree, ever coarser outwards, and without an end: logits have no natural range.
+        squashed = logits / (logits.abs() + 2.0)
+        return ((squashed + 1.0) / 2.0 * self.num_bins).long().clamp_(0, self.num_bins - 1)
+
+    def _room_for(self, num_curves: int, like: torch.Tensor) -> torch.Tensor:
+        num_places = 1 + num_curves * 2 * self.num_bins
+        if self._histograms is None:
+            self._histograms = like.new_zeros(num_places, like.shape[1])
+        if len(self._histograms) != num_places:
+            raise DataError(f"auroc got scores of {num_curves} classes or labels, and of another number before")
+        return self._histograms
+
+    def _results(self, num_rows: int | None) -> list[dict[str, float]]:
+        if self._histograms is None:
+            return [self._undefined()]
+        return [{"auroc": self._area(row)[0]} for row in self._histograms[:, :num_rows].unbind(1)]
+
+    def _area(self, histograms: torch.Tensor) -> tuple[float, float]:
+        """Return the area and its largest error, for the histograms of one row of weights."""
+        if self._num_unordered:
+            return float("nan"), float("nan")
+        negative, positive = histograms[1:].view(-1, 2, self.num_bins).unbind(1)
+        below = negative.cumsum(-1) - negative
+        num_pairs = positive.sum(-1) * negative.sum(-1)
+        tied = (positive * negative).sum(-1) / num_pairs
+        area = (positive * below).sum(-1) / num_pairs + tied / 2
+        return float(area.nanmean()), float(tied.nanmean() / 2)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        if self._histograms is None or self._num_unordered is None:
+            return {}
+        return {"histograms": self._histograms, "num_unordered": self._num_unordered}
+
+    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
+        if "histograms" not in state:
+            return
+        if self._histograms is None or self._num_unordered is None:
+            self._histograms, self._num_unordered = state["histograms"].clone(), state["num_unordered"].clone()
+            return
+        self._histograms = self._histograms + state["histograms"].to(self._histograms)
+        self._num_unordered = self._num_unordered + state["num_unordered"].to(self._num_unordered)
+
+
+def _check_shapes(scores: torch.Size, target: torch.Size) -> None:
+    if scores != target:
+        raise DataError(
+            f"auroc got scores for {tuple(scores)} and targets of shape {tuple(target)}: "
+            "give logits with one axis more, or of the same shape with multilabel=True"
         )

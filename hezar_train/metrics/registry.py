@@ -21,18 +21,28 @@ from hezar_train.metrics.adapters import (
     is_evaluate_module,
     is_torchmetric,
 )
-from hezar_train.metrics.auroc import Auroc
-from hezar_train.metrics.classification import F1, Accuracy, Matthews, Precision, Recall, TopKAccuracy
-from hezar_train.metrics.confusion_matrix import ConfusionMatrix
+from hezar_train.metrics.classification import (
+    F1,
+    Accuracy,
+    Auroc,
+    ConfusionMatrix,
+    Matthews,
+    Precision,
+    Recall,
+    TopKAccuracy,
+)
 from hezar_train.metrics.likelihood import Perplexity, TokenAccuracy
-from hezar_train.metrics.metric import Metric
-from hezar_train.metrics.rank_correlation import Spearman
-from hezar_train.metrics.regression import R2, MeanAbsoluteError, MeanSquaredError, Pearson, RootMeanSquaredError
-from hezar_train.metrics.selection import SelectedMetric
-from hezar_train.metrics.spans import EntityScores
-from hezar_train.metrics.text_edit import CharacterErrorRate, WordErrorRate
-from hezar_train.metrics.text_overlap import Bleu, ChrF
-from hezar_train.metrics.text_rouge import Rouge
+from hezar_train.metrics.metric import Metric, SelectedMetric
+from hezar_train.metrics.regression import (
+    R2,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    Pearson,
+    RootMeanSquaredError,
+    Spearman,
+)
+from hezar_train.metrics.sequence_labeling import EntityScores
+from hezar_train.metrics.text import Bleu, CharacterErrorRate, ChrF, Rouge, WordErrorRate
 
 __all__ = ["build_metric", "fits_any_task", "known_metrics", "register_metric"]
 

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
+from hezar_train.data.splits import Splits
 from hezar_train.errors import ConfigError, DataError, HookError, NonFiniteError, choices, suggestion
 from hezar_train.loop import Alias, Context, HookCall, HookSet, Moment
 from hezar_train.multi_model.calls import MultiModelCalls
@@ -29,11 +30,10 @@ from hezar_train.multi_model.phases import Phases
 from hezar_train.multi_model.turns import Turns
 from hezar_train.trainer import RoutineResult
 from hezar_train.trainer.checks import refuse_stranger
-from hezar_train.trainer.exchange import give_parameters, shared_names, take_parameters
-from hezar_train.trainer.models import ModelCaller
-from hezar_train.trainer.splits import Splits
-from hezar_train.trainer.steps import TrainSteps, Verbs
-from hezar_train.trainer.updates import Updater
+from hezar_train.trainer.export import give_parameters, shared_names, take_parameters
+from hezar_train.trainer.model_runner import ModelCaller
+from hezar_train.trainer.optimization import Updater
+from hezar_train.trainer.train_step import TrainSteps, Verbs
 from hezar_train.trainer.views.federated import register_at
 from hezar_train.types import Mode
 

@@ -6,18 +6,16 @@ the config mean. It neither runs the loop nor counts its updates, and writes no 
 
 from __future__ import annotations
 
-from hezar_train.optim.curve_lr import CurveLR
-from hezar_train.optim.groups import largest_group, parameter_groups
-from hezar_train.optim.momentum import (
+from hezar_train.optim.optimizers import build_optimizer, largest_group, optimizer_names, parameter_groups
+from hezar_train.optim.schedule import (
     MomentumSchedule,
+    Schedule,
     build_momentum_schedule,
     get_momentum,
     set_learning_rate,
     set_momentum,
 )
-from hezar_train.optim.optimizers import build_optimizer, optimizer_names
-from hezar_train.optim.schedule import Schedule
-from hezar_train.optim.schedulers import build_scheduler, scheduler_names, watches_metric
+from hezar_train.optim.schedulers import CurveLR, build_scheduler, scheduler_names, watches_metric
 
 __all__ = [
     "CurveLR",

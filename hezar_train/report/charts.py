@@ -11,12 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hezar_train.report.markup import Content, Html, element, joined, of_user
-from hezar_train.report.panels import Curve, Line, Panel
-from hezar_train.report.picture import draw
-from hezar_train.report.records import RunRecord
-from hezar_train.report.timeline import Start
-from hezar_train.report.words import capitalised, number, spoken
+from hezar_train.report.markup import Content, Html, capitalised, element, joined, number, of_user, spoken
+from hezar_train.report.picture import Curve, Line, Panel, draw
+from hezar_train.report.read import RunRecord, Start
 
 __all__ = ["NUM_COLOURS", "curves_section", "payload"]
 

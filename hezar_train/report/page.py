@@ -20,24 +20,27 @@ from string import Template
 from hezar_train import __version__
 from hezar_train.config.files import write_atomically
 from hezar_train.report.charts import NUM_COLOURS, curves_section, payload
-from hezar_train.report.checkpoints import SavedCheckpoint, saved_checkpoints
-from hezar_train.report.environment import environment_section
-from hezar_train.report.markup import Content, Html, element, joined, of_user
-from hezar_train.report.panels import make_panels
-from hezar_train.report.picture import write_curves
-from hezar_train.report.reading import read_runs
-from hezar_train.report.records import RunRecord
-from hezar_train.report.results import results_in_words, results_section
+from hezar_train.report.markup import Content, Html, element, joined, moment, of_user
+from hezar_train.report.picture import make_panels, write_curves
+from hezar_train.report.read import (
+    RunRecord,
+    SavedCheckpoint,
+    Start,
+    read_runs,
+    saved_checkpoints,
+    starts_of,
+    time_split,
+)
+from hezar_train.report.samples import results_in_words, results_section
 from hezar_train.report.sections import (
     checkpoints_section,
     comparison_section,
+    environment_section,
     facts_list,
     settings_section,
     status_badge,
     time_section,
 )
-from hezar_train.report.timeline import Start, starts_of, time_split
-from hezar_train.report.words import moment
 
 __all__ = ["COMPARISON_FILE", "REPORT_FILE", "write_report"]
 

@@ -1,21 +1,93 @@
-"""Samples as cards: the worst of an evaluation, and examples.
+"""What differs between what is right and what was said, marked on both sides.
 
-Pictures are inlined if they are small and really pictures.
+Texts of users run in their own direction, but a code such as a plate's is read in the order of its symbols, as it is
+seen.
 """
 
 from __future__ import annotations
 
 import base64
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hezar_train.report.differences import compared, in_order, is_code
-from hezar_train.report.markup import Content, Html, element, joined, of_user
-from hezar_train.report.words import number, spoken
+from hezar_train.report.markup import Content, Html, count, element, joined, number, of_user, spoken, table
+from hezar_train.report.read import Evaluation, RunRecord, Table
+from hezar_train.types import TaskType
 
-__all__ = ["example_cards", "worst_cards"]
+__all__ = [
+    "compared",
+    "example_cards",
+    "in_order",
+    "is_code",
+    "results_in_words",
+    "results_section",
+    "worst_cards",
+]
+
+MOST_CHARACTERS_COMPARED = 400
+MOST_SYMBOLS_OF_A_CODE = 24
+LAM, ALEFS = "ل", ("ا", "أ", "إ", "آ")
+
+
+def compared(target: str | list[str], prediction: str | list[str]) -> tuple[Html, Html]:
+    """Mark what differs, on both sides."""
+    if isinstance(target, list) or isinstance(prediction, list):
+        lists = [[one] if isinstance(one, str) else one for one in (target, prediction)]
+        return _marked_words(*lists), _marked_words(*reversed(lists))
+    if max(len(target), len(prediction)) > MOST_CHARACTERS_COMPARED or min(len(target), len(prediction)) == 1:
+        return of_user(target), of_user(prediction)
+    blocks = difflib.SequenceMatcher(None, target, prediction, autojunk=False).get_opcodes()
+    truth = [(target[first:last], kind == "equal") for kind, first, last, _, _ in blocks]
+    said = [(prediction[first:last], kind == "equal") for kind, _, _, first, last in blocks]
+    has_code = is_code(target)
+    return _marked_text(truth, is_code=has_code), _marked_text(said, is_code=has_code)
+
+
+def is_code(text: str) -> bool:
+    """Tell whether a text is a code, such as a plate's: single letters of a right-to-left script among digits."""
+    if len(text) > MOST_SYMBOLS_OF_A_CODE or not any(map(str.isdecimal, text)):
+        return False
+    is_letter = [unicodedata.bidirectional(symbol) in ("R", "AL") for symbol in text]
+    return any(is_letter) and not any(one and other for one, other in pairwise(is_letter))
+
+
+def in_order(*content: Content) -> Html:
+    """Return a code with its symbols from left to right, whatever their script."""
+    return element("bdo", *content, dir="ltr")
+
+
+def _marked_words(words: Sequence[str], others: Sequence[str]) -> Html:
+    pieces: list[Content] = []
+    for place, word in enumerate(words):
+        is_same = place < len(others) and others[place] == word
+        pieces += [of_user(word, "span" if is_same else "mark"), " "]
+    return element("span", *pieces, dir="auto", class_="words")
+
+
+def _marked_text(pieces: Sequence[tuple[str, bool]], *, is_code: bool = False) -> Html:
+    """Return text with a mark on each piece that is not the same; lam and alef are one letter form, marked as one."""
+    content: list[Content] = []
+    before = ""
+    for text, is_same in pieces:
+        joins = not (is_same or is_code) and text.startswith(ALEFS) and before.endswith(LAM)
+        content.append(before[:-1] if joins else before)
+        before = text if is_same else ""
+        if text and not is_same:
+            content.append(element("mark", LAM + text if joins else text))
+    content.append(before)
+    if not any(content):
+        return element("span", "(nothing)", class_="muted")
+    return in_order(*content) if is_code else element("span", *content, dir="auto")
+
+
+# Samples as cards: the worst of an evaluation, and examples.
+#
+# Pictures are inlined if they are small and really pictures.
 
 MOST_CARDS = 200
 MOST_ITEMS = 400
@@ -144,3 +216,163 @@ def _picture(root: Path, name: Any, words: str) -> Html | None:
     has_few_pixels = kind == "image/png" and int.from_bytes(content[16:20]) < FEW_PIXELS
     source = f"data:{kind};base64,{base64.b64encode(content).decode()}"
     return element("img", src=source, alt=words, class_="coarse" if has_few_pixels else None)
+
+
+# What an evaluation found: its metrics, confusion matrix and other tables, the worst samples, examples.
+
+CONFUSION = "confusion_matrix"
+MOST_CLASSES_SHOWN = 30
+MOST_PAIRS = 12
+MOST_ROWS = 200
+READING_TASKS = (TaskType.IMAGE2TEXT, TaskType.SPEECH_RECOGNITION)
+"""Where a text is right or wrong symbol by symbol; of a text that is written, another may be as good."""
+
+
+def results_section(run: RunRecord) -> Html:
+    """Return the evaluation of the best checkpoint and, folded away, the last one."""
+    best, last = run.best_evaluation, run.last_evaluation
+    if last is None:
+        return element("p", "No evaluation is recorded.", class_="empty")
+    if best is None or best.step == last.step:
+        words = "last evaluation" if best is None else "best and last evaluation"
+        return _evaluation(run, last, words)
+    folded = element(
+        "details", element("summary", f"The last evaluation, at step {count(last.step)}"), _evaluation(run, last, "")
+    )
+    return joined([_evaluation(run, best, "evaluation of the best checkpoint"), folded])
+
+
+def results_in_words(run: RunRecord) -> str:
+    """Return what the section of the results holds, for a line that stands for it; empty if it holds nothing."""
+    shown = run.best_evaluation or run.last_evaluation
+    if shown is None:
+        return ""
+    names = [spoken(one.name) for tables in shown.tables.values() for one in tables]
+    names += [f"samples with the largest {shown.sample_loss_name}"] if shown.worst_samples else []
+    names += ["examples"] if shown.examples else []
+    return ", ".join(dict.fromkeys(["metrics", *names]))
+
+
+def _evaluation(run: RunRecord, evaluation: Evaluation, words: str) -> Html:
+    parts: list[Content] = []
+    if words:
+        parts.append(element("p", f"{words.capitalize()}, at step {count(evaluation.step)}.", class_="note"))
+    set_names = list(dict.fromkeys([*evaluation.tables, *evaluation.worst_samples, *evaluation.examples]))
+    parts += _metrics_by_set(evaluation.metrics, [name for name in set_names if name])
+    for set_name in set_names:
+        if set_name:
+            parts.append(element("h3", of_user(set_name)))
+        tables = evaluation.tables.get(set_name, [])
+        if tables:
+            parts.append(element("div", *(element("div", _table(one)) for one in tables), class_="side"))
+        worst, examples = evaluation.worst_samples.get(set_name, []), evaluation.examples.get(set_name, [])
+        parts.append(worst_cards(run.root, worst, _class_names(tables), evaluation.sample_loss_name))
+        parts.append(example_cards(run.root, examples, is_reading=run.settings.get("task") in READING_TASKS))
+    return joined(parts)
+
+
+def _metrics_by_set(metrics: Mapping[str, float], set_names: Sequence[str]) -> Iterator[Content]:
+    """Yield a table with a row for each of several sets, and what belongs to none."""
+    owners = {name: _owner(name, set_names) for name in metrics}
+    keys = list(dict.fromkeys(name.removeprefix(f"{owner}.") for name, owner in owners.items() if owner))
+    keys = [key for key in keys if not key.endswith((".low", ".high"))]
+    if keys:
+        rows = [[of_user(one), *(_cell(metrics, f"{one}.{key}") for key in keys)] for one in set_names]
+        yield table(["set", *map(spoken, keys)], rows, "numbers")
+    yield _metrics({name: value for name, value in metrics.items() if owners[name] is None})
+
+
+def _owner(metric: str, set_names: Sequence[str]) -> str | None:
+    """Return the set that a metric belongs to; a set's name may begin with another's."""
+    return max((name for name in set_names if metric.startswith(f"{name}.")), key=len, default=None)
+
+
+def _cell(metrics: Mapping[str, float], name: str) -> str:
+    if name not in metrics:
+        return "–"
+    interval = _interval(metrics, name)
+    return number(metrics[name]) if interval == "–" else f"{number(metrics[name])} ({interval})"
+
+
+def _metrics(metrics: Mapping[str, float]) -> Html | None:
+    names = [name for name in metrics if not name.endswith((".low", ".high"))]
+    if not names:
+        return None
+    has_intervals = any(f"{name}.low" in metrics for name in names)
+    rows = [
+        [spoken(name), number(metrics[name]), *([_interval(metrics, name)] if has_intervals else [])] for name in names
+    ]
+    return table(["metric", "value", *(["95 % interval"] if has_intervals else [])], rows, "numbers")
+
+
+def _interval(metrics: Mapping[str, float], name: str) -> str:
+    if f"{name}.low" not in metrics or f"{name}.high" not in metrics:
+        return "–"
+    return f"{number(metrics[f'{name}.low'])} to {number(metrics[f'{name}.high'])}"
+
+
+def _table(found: Table) -> Html:
+    title = element("h4", spoken(found.name))
+    is_confusion = found.name == CONFUSION and len(found.rows) == len(found.columns)
+    if not is_confusion:
+        return joined([title, *_plain_table(found)])
+    parts: list[Content] = [title]
+    if len(found.rows) <= MOST_CLASSES_SHOWN:
+        parts.append(_heat_map(found))
+    if len(found.rows) > 4:
+        parts.append(_most_confused(found))
+    return joined(parts)
+
+
+def _plain_table(found: Table) -> Iterator[Html]:
+    rows = [
+        [of_user(name), *(number(value) for value in values)]
+        for name, values in zip(found.rows[:MOST_ROWS], found.values, strict=False)
+    ]
+    yield table(["", *(of_user(spoken(name)) for name in found.columns)], rows, "numbers")
+    if len(found.rows) > MOST_ROWS:
+        yield element("p", f"The first {MOST_ROWS} of {count(len(found.rows))} rows.", class_="note")
+
+
+def _heat_map(found: Table) -> Html:
+    """Return a confusion matrix; a cell is the darker, the larger its share of the row."""
+    head = element("tr", element("td"), *(of_user(name, "th", scope="col") for name in found.columns))
+    rows = [
+        element("tr", of_user(name, "th", scope="row"), *_cells(place, values))
+        for place, (name, values) in enumerate(zip(found.rows, found.values, strict=True))
+    ]
+    caption = element("caption", "rows: what it is; columns: what the model says")
+    grid = element("table", caption, element("thead", head), element("tbody", *rows), class_="heat")
+    return element("div", grid, class_="scroll", tabindex="0", role="group", aria_label="confusion matrix")
+
+
+def _cells(row: int, values: Sequence[float]) -> Iterator[Html]:
+    total = sum(values) or 1.0
+    for column, value in enumerate(values):
+        share = value / total
+        kind = "hit" if column == row else "miss"
+        yield element(
+            "td", number(value) if value else "·", class_=f"{kind} strong" if share > 0.75 else kind,
+            style=f"--share:{share:.3f}", title=f"{share:.1%} of the row",
+        )  # fmt: skip
+
+
+def _most_confused(found: Table) -> Html | None:
+    pairs = [
+        (value, found.rows[row], found.columns[column])
+        for row, values in enumerate(found.values)
+        for column, value in enumerate(values)
+        if row != column and value > 0
+    ]
+    if not pairs:
+        return None
+    pairs.sort(key=lambda pair: -pair[0])
+    entries = [
+        element("li", of_user(truth, "b"), " taken for ", of_user(said, "b"), f" {number(value)}×")
+        for value, truth, said in pairs[:MOST_PAIRS]
+    ]
+    return joined([element("h4", "most often confused"), element("ul", *entries, class_="chips")])
+
+
+def _class_names(tables: Sequence[Table]) -> list[str]:
+    return next((one.rows for one in tables if one.name == CONFUSION), [])

@@ -1,16 +1,17 @@
 """Processes, device and precision of a run: the one place that builds an Accelerator."""
 
-from hezar_train.runtime.batch_norm import SyncedBatchNorm
-from hezar_train.runtime.build import build_runtime
+from hezar_train.runtime.accelerator import (
+    build_runtime,
+    enable_gradient_checkpointing,
+    prepare_model,
+    prepare_with_plugin,
+    to_device,
+    use_threads,
+)
 from hezar_train.runtime.console import logger
-from hezar_train.runtime.devices import to_device
-from hezar_train.runtime.models import enable_gradient_checkpointing, prepare_model
-from hezar_train.runtime.plugins import prepare_with_plugin
-from hezar_train.runtime.process_wide import use_threads
-from hezar_train.runtime.processes import Processes
-from hezar_train.runtime.replicas import Replicas
-from hezar_train.runtime.runtime import Runtime
-from hezar_train.runtime.shares import copies_of
+from hezar_train.runtime.data_parallel import Replicas, SyncedBatchNorm
+from hezar_train.runtime.processes import Processes, Runtime
+from hezar_train.runtime.sharding import copies_of
 
 __all__ = [
     "Processes",

@@ -10,27 +10,33 @@ from typing import Any
 from hezar_train.checkpoint import SavingGroup, unwrap
 from hezar_train.data import Source, Window
 from hezar_train.errors import ConfigError
-from hezar_train.hooks import Due, Progress, StopFlag
+from hezar_train.hooks import StopFlag
 from hezar_train.hub import model_config_writer
 from hezar_train.loop import Context, HookSet, Moment, Routine
 from hezar_train.plan import UNLIMITED, End, Plan
 from hezar_train.runtime import copies_of
 from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
+from hezar_train.terminal import Progress
+from hezar_train.trainer.checkpointing import Snapshot, preprocessor_writer
 from hezar_train.trainer.course import Course
-from hezar_train.trainer.decoding import generates, generator_of
-from hezar_train.trainer.evaluation import EvaluationSteps
+from hezar_train.trainer.evaluator import EvaluationSteps, PredictionSteps
 from hezar_train.trainer.finetuning import Finetuning
-from hezar_train.trainer.models import ModelCaller, as_outputs, build_criterion
+from hezar_train.trainer.generation import generates, generator_of
+from hezar_train.trainer.model_runner import (
+    ModelCaller,
+    Weigher,
+    as_outputs,
+    build_criterion,
+    counts_labels,
+    find_regularizer,
+    label_counter,
+)
 from hezar_train.trainer.opening import Opening
-from hezar_train.trainer.prediction import PredictionSteps
-from hezar_train.trainer.regularizers import find_regularizer
-from hezar_train.trainer.saving import Snapshot, preprocessor_writer
+from hezar_train.trainer.optimization import Updater
 from hezar_train.trainer.scheduling import Scheduling
-from hezar_train.trainer.steps import TrainSteps, Verbs
-from hezar_train.trainer.time_spent import TimeSpent
-from hezar_train.trainer.units import Weigher, counts_labels, label_counter
-from hezar_train.trainer.updates import Updater
+from hezar_train.trainer.session import Due, TimeSpent
+from hezar_train.trainer.train_step import TrainSteps, Verbs
 from hezar_train.types import Mode
 
 __all__ = ["Assembly"]

@@ -18,10 +18,10 @@ from hezar_train.errors import DataError
 from hezar_train.hub import HubRecord
 from hezar_train.loop import HookSet, Routine
 from hezar_train.runtime import logger
+from hezar_train.trainer.checkpointing import pusher_of
 from hezar_train.trainer.checks import size_of
 from hezar_train.trainer.course import Course
-from hezar_train.trainer.publishing import pusher_of
-from hezar_train.trainer.records import last_logged
+from hezar_train.trainer.session import last_logged
 from hezar_train.trainer.under_way import UnderWay
 from hezar_train.types import Mode
 

@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader
 
 from hezar_train.checkpoint import WeightReport, unwrap
 from hezar_train.config import TrainerConfig
+from hezar_train.data.splits import Splits
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
-from hezar_train.hooks.stopping import metric_key_of
+from hezar_train.hooks.early_stopping import metric_key_of
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import parameter_groups
 from hezar_train.plan import steps_of
 from hezar_train.runtime import logger
 from hezar_train.runtime.sharding import is_sharded
-from hezar_train.trainer.splits import Splits
 
 __all__ = [
     "NamedSet",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hezar_train.checkpoint import unwrap
 from hezar_train.data import SPLITS, batch_length
 from hezar_train.loop import Alias, Context
-from hezar_train.trainer.models import labels_of
+from hezar_train.trainer.model_runner import labels_of
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:

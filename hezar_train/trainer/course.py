@@ -16,7 +16,7 @@ from hezar_train.errors import DataError, NonFiniteError
 from hezar_train.loop import Context, Routine
 from hezar_train.plan import UNLIMITED, End, Plan
 from hezar_train.state import TrainerState
-from hezar_train.trainer.time_spent import TimeSpent
+from hezar_train.trainer.session import TimeSpent
 
 __all__ = ["Course", "EpochBatches"]
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from hezar_train.checkpoint.tensors import raw_bytes
+from hezar_train.checkpoint.format import raw_bytes
 from hezar_train.events import add_start, read_starts
 from hezar_train.hub import redact
 

@@ -20,9 +20,9 @@ from hezar_train.optim import Schedule, build_optimizer, build_scheduler
 from hezar_train.plan import End, Plan, make_plan
 from hezar_train.runtime import Runtime
 from hezar_train.state import TrainerState
-from hezar_train.trainer.regularizers import Regularizer
-from hezar_train.trainer.steps import TrainSteps, Verbs
-from hezar_train.trainer.updates import Updater
+from hezar_train.trainer.model_runner import Regularizer
+from hezar_train.trainer.optimization import Updater
+from hezar_train.trainer.train_step import TrainSteps, Verbs
 
 __all__ = ["Finetuning", "only_trained"]
 

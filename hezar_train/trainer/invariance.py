@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hezar_train.trainer.evaluation import evaluation_mode
+from hezar_train.trainer.evaluator import evaluation_mode
 
 __all__ = ["Factoring", "InvarianceReport", "check_invariance", "factorings"]
 

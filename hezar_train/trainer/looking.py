@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
-from hezar_train.data import Source, Window, preserved_randomness, seed_device, step_seed, without_company
+from hezar_train.data import Source, Window, preserved_randomness, seed_device, step_seed, without_filler
 from hezar_train.events import EventStorage
 from hezar_train.loop import HookSet, Routine
 from hezar_train.plan import UNLIMITED, Plan, one_pass
 from hezar_train.trainer.assembly import Assembly
 from hezar_train.trainer.checks import named_sets, one_set, refuse_absent_best
-from hezar_train.trainer.evaluation import EvaluationReport, looking_only
-from hezar_train.trainer.prediction import PredictionFile, write_predictions
-from hezar_train.trainer.report_details import Drawn, ReportDetails
+from hezar_train.trainer.evaluator import EvaluationReport, PredictionFile, looking_only, write_predictions
+from hezar_train.trainer.report_samples import Drawn, ReportDetails
 from hezar_train.types import Mode
 
 __all__ = ["Looking"]
@@ -150,7 +149,7 @@ class Looking(Assembly):
     def _windows_in_order(self, source: Source, plan: Plan, max_batches: int | None) -> Iterator[Window]:
         samples_left = UNLIMITED if max_batches is None else max_batches * plan.batch_size
         windows = source.windows(plan, 0, 0, UNLIMITED, samples_left)
-        return windows if self._replicas.walks_together else map(without_company, windows)
+        return windows if self._replicas.needs_lockstep else map(without_filler, windows)
 
     def _evaluate_for_record(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Evaluate; return the metrics, and what only a report shows."""

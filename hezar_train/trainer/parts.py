@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hezar_train.checkpoint import Checkpoint, CheckpointStore
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Source
+from hezar_train.data.splits import Splits
 from hezar_train.events import EventStorage, EventWriter
 from hezar_train.hooks import Stopping
 from hezar_train.hub import Pusher
@@ -25,11 +26,10 @@ from hezar_train.optim import Schedule
 from hezar_train.plan import Plan
 from hezar_train.runtime import Runtime
 from hezar_train.state import TrainerState
-from hezar_train.trainer.evaluation import EvaluationReport
+from hezar_train.trainer.checkpointing import Snapshot
+from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.folder import RunFolder
-from hezar_train.trainer.run import Run
-from hezar_train.trainer.saving import Snapshot
-from hezar_train.trainer.splits import Splits
+from hezar_train.trainer.session import Run
 from hezar_train.types import Mode
 
 __all__ = ["Parts"]

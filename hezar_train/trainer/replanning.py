@@ -13,6 +13,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.config import TrainerConfig
+from hezar_train.data.splits import Splits
 from hezar_train.errors import ConfigError, DataError, HookError
 from hezar_train.loop import Moment
 from hezar_train.plan import Plan, schedule_changes
@@ -20,9 +21,7 @@ from hezar_train.runtime import logger
 from hezar_train.trainer.checks import best_key_of, decide_evaluation
 from hezar_train.trainer.context_names import context_names
 from hezar_train.trainer.looking import Looking
-from hezar_train.trainer.rescheduling import driven_settings, reset_driven
-from hezar_train.trainer.splits import Splits
-from hezar_train.trainer.updates import Updater
+from hezar_train.trainer.optimization import Updater, driven_settings, reset_driven
 from hezar_train.types import Mode
 
 __all__ = ["Replanning"]

@@ -11,10 +11,9 @@ from hezar_train.checkpoint import Checkpoint, initial_weights, load_shards
 from hezar_train.data import Source
 from hezar_train.errors import DataError
 from hezar_train.runtime import logger
+from hezar_train.trainer.checkpointing import apply_accepted, find_checkpoint, local_weights, refuse_changes
 from hezar_train.trainer.checks import tell_weights
-from hezar_train.trainer.publishing import local_weights
 from hezar_train.trainer.replanning import Replanning
-from hezar_train.trainer.resume import apply_accepted, find_checkpoint, refuse_changes
 
 __all__ = ["Restoring"]
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.hooks import Stopping
-from hezar_train.hooks.stopping import objective_of
+from hezar_train.hooks.early_stopping import objective_of
 from hezar_train.optim import Schedule, build_momentum_schedule, build_optimizer, build_scheduler, watches_metric
 from hezar_train.trainer.checks import evaluation_sets, parameters_of
 from hezar_train.trainer.parts import Parts

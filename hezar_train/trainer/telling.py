@@ -10,11 +10,11 @@ from typing import Any
 from hezar_train.checkpoint import unwrap
 from hezar_train.errors import DataError
 from hezar_train.events import load_csv
-from hezar_train.hooks import print_facts
+from hezar_train.terminal import print_facts
+from hezar_train.terminal.display import facts_of
 from hezar_train.trainer.checks import size_of
-from hezar_train.trainer.facts import facts_of
 from hezar_train.trainer.parts import Parts
-from hezar_train.trainer.records import append_row
+from hezar_train.trainer.session import append_row
 
 __all__ = ["Telling"]
 

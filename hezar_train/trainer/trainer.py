@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hezar_train.checkpoint import CheckpointStore, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Window, batch_length, preserved_randomness, seed_device, step_seed
+from hezar_train.data.splits import Splits
 from hezar_train.errors import HookError, HookTypeError
 from hezar_train.events import CSV_FILE, EventStorage
 from hezar_train.loop import Context, Hook, HookSet, Routine
@@ -25,14 +26,13 @@ from hezar_train.trainer.calls import RoutineResult
 from hezar_train.trainer.checks import as_module, in_order, refuse_missing, refuse_stranger, settle_preprocessor
 from hezar_train.trainer.context_names import context_names
 from hezar_train.trainer.course import EpochBatches
-from hezar_train.trainer.decoding import decoder_of, label_names_of
 from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.generation import decoder_of, label_names_of
 from hezar_train.trainer.handover import Handover
-from hezar_train.trainer.models import labels_of, others_of
-from hezar_train.trainer.rescheduling import driven_settings
-from hezar_train.trainer.splits import Splits
-from hezar_train.trainer.steps import note_loss
+from hezar_train.trainer.model_runner import labels_of, others_of
+from hezar_train.trainer.optimization import driven_settings
 from hezar_train.trainer.telling import Telling
+from hezar_train.trainer.train_step import note_loss
 from hezar_train.trainer.trials import Trials
 from hezar_train.trainer.views.epochs import EpochView
 from hezar_train.trainer.views.federated import FederatedView

@@ -16,10 +16,15 @@ from hezar_train.plan import End
 from hezar_train.trainer.calls import Calls
 from hezar_train.trainer.checks import evaluation_sets, size_of
 from hezar_train.trainer.invariance import InvarianceReport, check_invariance
-from hezar_train.trainer.models import labels_of, others_of
-from hezar_train.trainer.rate_curve import LRFinderResult
-from hezar_train.trainer.rate_sweep import DEFAULT_STEPS, RateSweep, SweepSettings, refuse_accuracy
-from hezar_train.trainer.untouched import untouched
+from hezar_train.trainer.lr_finder import (
+    DEFAULT_STEPS,
+    LRFinderResult,
+    RateSweep,
+    SweepSettings,
+    refuse_accuracy,
+    untouched,
+)
+from hezar_train.trainer.model_runner import labels_of, others_of
 from hezar_train.types import Mode
 
 __all__ = ["Trials"]

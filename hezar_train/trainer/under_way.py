@@ -16,18 +16,15 @@ import torch
 from hezar_train.checkpoint import RunLock, unwrap
 from hezar_train.errors import RunLockedError, TrainingInterrupted
 from hezar_train.events import FAILED, FINISHED, INTERRUPTED
-from hezar_train.hooks import Progress
-from hezar_train.hooks.pace import mean_distance
 from hezar_train.runtime import logger
+from hezar_train.terminal import Progress
+from hezar_train.terminal.display import num_parameters
+from hezar_train.terminal.progress import mean_distance
+from hezar_train.trainer.checkpointing import finish_pushes, pusher_of, take_over
 from hezar_train.trainer.checks import evaluation_sets
 from hezar_train.trainer.environment import record_environment, threads_before
-from hezar_train.trainer.facts import num_parameters
-from hezar_train.trainer.publishing import finish_pushes, pusher_of
-from hezar_train.trainer.records import Records
 from hezar_train.trainer.restoring import Restoring
-from hezar_train.trainer.resume import take_over
-from hezar_train.trainer.run import Run
-from hezar_train.trainer.time_spent import EVALUATION, SAVING
+from hezar_train.trainer.session import EVALUATION, SAVING, Records, Run
 
 __all__ = ["UnderWay"]
 

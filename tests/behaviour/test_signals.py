@@ -28,7 +28,7 @@ from hezar_train import Hook
 from hezar_train.checkpoint import CheckpointStore
 from hezar_train.errors import NonFiniteError, TrainingInterrupted
 from hezar_train.events import INTERRUPTED
-from hezar_train.events.starts import end_of, read_starts
+from hezar_train.events.run_records import end_of, read_starts
 from hezar_train.types import Mode
 
 WORKLOAD = Path(__file__).with_name("workload.py")

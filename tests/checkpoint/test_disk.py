@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hezar_train.checkpoint import CheckpointStore, disk
+from hezar_train.checkpoint import CheckpointStore
+from hezar_train.checkpoint import manifest as disk
 
 
 def test_the_record_is_that_of_the_bytes_written(tmp_path: Path) -> None:

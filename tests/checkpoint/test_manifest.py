@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hezar_train.checkpoint import verify
-from hezar_train.checkpoint.disk import FileRecord, hash_file
-from hezar_train.checkpoint.manifest import REQUIRED_FILES, Manifest, read_manifest
+from hezar_train.checkpoint.manifest import REQUIRED_FILES, FileRecord, Manifest, hash_file, read_manifest
 from hezar_train.errors import CheckpointError
 
 

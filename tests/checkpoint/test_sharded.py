@@ -21,10 +21,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hezar_train.checkpoint import Checkpoint, CheckpointStore, CheckpointWriter, Parts, pack
-from hezar_train.checkpoint.sharded import ShardedParts, export_model, gather_shards, load_shards
+from hezar_train.checkpoint.format import read_tensors
+from hezar_train.checkpoint.sharded import (
+    SavingGroup,
+    ShardedParts,
+    SharedStore,
+    export_model,
+    gather_shards,
+    load_shards,
+)
 from hezar_train.checkpoint.shards import Box, ShardIndex
-from hezar_train.checkpoint.shared_store import SavingGroup, SharedStore
-from hezar_train.checkpoint.tensors import read_tensors
 from hezar_train.errors import CheckpointError
 from hezar_train.runtime.sharding import shard_model
 

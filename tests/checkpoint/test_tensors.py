@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hezar_train
 from hezar_train.checkpoint import read_tensors
-from hezar_train.checkpoint.tensors import check_storable, tensor_file
+from hezar_train.checkpoint.format import check_storable, tensor_file
 from hezar_train.errors import CheckpointError
 
 SAMPLES = {
@@ -117,4 +117,4 @@ def test_only_this_module_imports_safetensors() -> None:
     importers = [
         path for path in package.rglob("*.py") if re.search(r"^(import|from) safetensors", path.read_text(), re.M)
     ]
-    assert importers == [package / "checkpoint" / "tensors.py"]
+    assert importers == [package / "checkpoint" / "format.py"]

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from hezar_train.checkpoint import pack, unpack
-from hezar_train.checkpoint.trees import tensor_names
+from hezar_train.checkpoint.format import tensor_names
 from hezar_train.errors import CheckpointError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8, torch.complex64]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hezar_train.cli.counting import ERASED_LINE, counting
-from hezar_train.launch import load_run, open_run
+from hezar_train.cli.evaluate import ERASED_LINE, counting
+from hezar_train.recipes import load_run, open_run
 
 
 class Terminal(io.StringIO):

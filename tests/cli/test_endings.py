@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from hezar_train.cli import root
-from hezar_train.cli.endings import folded, show_unexpected
+from hezar_train.cli.exit_codes import folded, show_unexpected
 
 Invoke = Callable[..., Result]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from hezar_train.cli.audit import reaches_all
+from hezar_train.cli.verify import reaches_all
 
 Invoke = Callable[..., Result]
 

@@ -138,7 +138,7 @@ def test_an_input_that_a_recipe_was_not_made_for_is_named(
 
 def test_what_a_recipe_says_of_an_input_is_told_as_it_is() -> None:
     from hezar_train.errors import DataError
-    from hezar_train.launch import Inputs
+    from hezar_train.recipes import Inputs
 
     def read(given: object) -> None:
         raise DataError(f"{given} is no picture")
@@ -187,7 +187,7 @@ def test_a_recipe_that_does_not_say_how_to_read_is_refused(invoke: Invoke, train
 def test_a_preprocessor_reads_where_the_recipe_does_not_say_how() -> None:
     from types import ModuleType
 
-    from hezar_train.launch.inputs import reader_of
+    from hezar_train.recipes.open_run import reader_of
 
     read = reader_of(ModuleType("recipe"), lambda given: [given, type(given)])
     assert read(Path("a.png")) == ["a.png", str]
@@ -197,7 +197,7 @@ def test_a_preprocessor_reads_where_the_recipe_does_not_say_how() -> None:
 def test_pictures_of_digits_are_read_by_the_recipe(invoke: Invoke, smoke: str, tmp_path: Path) -> None:
     from PIL import Image
 
-    from hezar_train.launch import import_recipe
+    from hezar_train.recipes import import_recipe
 
     pixels = torch.zeros(8, 8)
     pixels[1:7, 3:5] = 255

@@ -12,8 +12,8 @@ import pytest
 from click.testing import Result
 
 from hezar_train.errors import ConfigError
-from hezar_train.launch import recipe_of_hash
-from hezar_train.launch.hashing import hash_of
+from hezar_train.recipes import recipe_of_hash
+from hezar_train.recipes.recipe import hash_of
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))

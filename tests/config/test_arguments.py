@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hezar_train.config import TrainerConfig
-from hezar_train.config.arguments import add_arguments, given_arguments
+from hezar_train.config.trainer_config import add_arguments, given_arguments
 from hezar_train.errors import ConfigError
 
 
@@ -100,7 +100,7 @@ def test_the_help_of_a_flag_is_the_sentence_beneath_the_field_and_the_default() 
 def test_flags_are_made_without_torch() -> None:
     code = (
         "import argparse, sys; from hezar_train.config import TrainerConfig; "
-        "from hezar_train.config.arguments import add_arguments; "
+        "from hezar_train.config.trainer_config import add_arguments; "
         "add_arguments(argparse.ArgumentParser(), TrainerConfig); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

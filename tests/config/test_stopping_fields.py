@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hezar_train.config import TrainerConfig
-from hezar_train.config.fields.stopping import Goal
+from hezar_train.config.fields import Goal
 from hezar_train.config.files import parse_yaml
 from hezar_train.errors import ConfigError
 

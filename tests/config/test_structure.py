@@ -13,8 +13,8 @@ import pytest
 
 import hezar_train
 from hezar_train.config import MetricConfig, TrainerConfig
+from hezar_train.config.names import FOREIGN_FIELDS
 from hezar_train.config.trainer_config import GROUPS
-from hezar_train.config.unknown import FOREIGN_FIELDS
 from hezar_train.errors import ConfigError
 
 

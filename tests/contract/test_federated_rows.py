@@ -501,7 +501,7 @@ class TestContext:
 
 class TestRegularizer:
     def test_its_value_is_trained_on_and_not_logged(self, toy: Build) -> None:
-        from hezar_train.trainer.regularizers import register_regularizer
+        from hezar_train.trainer.model_runner import register_regularizer
 
         register_regularizer("one", lambda ctx: 1.0)
         watch = Reading("loss_task", "loss_batch", "loss_regular")
@@ -513,7 +513,7 @@ class TestRegularizer:
             assert float(found["loss_regular"]) == 0.5
 
     def test_its_total_weighs_samples_as_that_of_the_loss_does(self, toy: Build, rows: Any) -> None:
-        from hezar_train.trainer.regularizers import register_regularizer
+        from hezar_train.trainer.model_runner import register_regularizer
 
         register_regularizer("one", lambda ctx: 1.0)
         totals: list[float] = []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hezar_train.data.cuts import cut_window, rank_ranges
+from hezar_train.data.windows import cut_window, rank_ranges
 from hezar_train.errors import ConfigError
 
 counts = st.integers(0, 500)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hezar_train.data.seeds import (
+from hezar_train.data.seeding import (
     SeedStream,
     _seed_accelerator,
     preserved_randomness,

@@ -23,9 +23,8 @@ from torch.utils.data import (
 
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Order, Source, collator_for, default_collator, is_stream, open_source, preserved_randomness
-from hezar_train.data.map_source import MapSource
-from hezar_train.data.sampler_source import SamplerSource
-from hezar_train.data.stream_source import StreamSource
+from hezar_train.data.loader import MapSource
+from hezar_train.data.streams import SamplerSource, StreamSource
 from hezar_train.errors import DataError
 from hezar_train.plan import make_plan
 

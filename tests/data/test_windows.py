@@ -19,10 +19,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Order, Window, batch_length, open_source, preserved_randomness
 from hezar_train.data.fetch import as_it_is
-from hezar_train.data.map_source import MapSource
+from hezar_train.data.loader import MapSource
 from hezar_train.data.sampler import RangedSampler
-from hezar_train.data.sampler_source import SamplerSource
-from hezar_train.data.stream_source import StreamSource
+from hezar_train.data.streams import SamplerSource, StreamSource
 from hezar_train.errors import ConfigError, DataError
 from hezar_train.plan import Plan, make_plan
 

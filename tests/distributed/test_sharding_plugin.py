@@ -24,7 +24,7 @@ from spread import SETTINGS, Tower, climb, tower
 from workload import last_checkpoint
 
 from hezar_train import Trainer, TrainerConfig
-from hezar_train.runtime.plugins import plugin_problems
+from hezar_train.runtime.accelerator import plugin_problems
 from hezar_train.runtime.sharding import sharded_modules
 
 LAUNCHED = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hezar_train.events import keep_until
-from hezar_train.events.append_file import AppendFile
+from hezar_train.events.writers import AppendFile
 
 
 def test_bytes_reach_the_file_at_flush_and_size_says_how_many(tmp_path):
@@ -60,7 +60,7 @@ def test_sync_from_another_thread_survives_a_close(tmp_path):
 def test_a_full_disk_delays_a_write_whole_and_warns_once(tmp_path):
     code = """
 import logging, resource, sys
-from hezar_train.events.append_file import AppendFile
+from hezar_train.events.writers import AppendFile
 logging.basicConfig(level=logging.WARNING)
 file = AppendFile(sys.argv[1])
 file.append(b"a" * 9 + b"\\n")

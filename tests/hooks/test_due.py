@@ -9,10 +9,11 @@ import pytest
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Window
 from hezar_train.errors import TrainingInterrupted
-from hezar_train.hooks import Actions, Due, StopFlag
+from hezar_train.hooks import StopFlag
 from hezar_train.loop import Context
 from hezar_train.plan import make_plan
 from hezar_train.state import TrainerState
+from hezar_train.trainer.session import Actions, Due
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not a multiple of gradient_accumulation_steps")
 

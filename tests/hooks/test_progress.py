@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from hezar_train.events import Row
-from hezar_train.hooks import StopFlag, pace
-from hezar_train.hooks import progress as module
-from hezar_train.hooks.facts import info_table, print_facts
-from hezar_train.hooks.progress import Progress
+from hezar_train.hooks import StopFlag
 from hezar_train.runtime.console import make_visible
+from hezar_train.terminal import progress as module
+from hezar_train.terminal.display import info_table, print_facts
+from hezar_train.terminal.progress import Progress
 
 
 class CountingStream(io.StringIO):
@@ -317,7 +317,7 @@ def test_only_the_enabled_process_shows_anything():
 def now(monkeypatch):
     """The time of a clock that only the test moves."""
     now = [100.0]
-    for timed in (module, pace):
+    for timed in (module,):
         monkeypatch.setattr(timed, "perf_counter", lambda: now[0])
     return now
 
@@ -407,7 +407,7 @@ def test_an_evaluation_that_nobody_planned_counts_by_the_step(now):
     [([10, None], 10), ([10, 10, 40], 10), ([10, 15], 6), ([None], float("inf"))],
 )
 def test_what_falls_due_for_two_reasons_at_once_counts_once(periods, distance):
-    assert pace.mean_distance(periods) == pytest.approx(distance)
+    assert module.mean_distance(periods) == pytest.approx(distance)
 
 
 def test_nothing_is_foretold_before_the_first_step_or_without_an_end():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.hooks.stopping import EarlyStopper, Patience, Stopping, metric_key_of, objective_of
+from hezar_train.hooks.early_stopping import EarlyStopper, Patience, Stopping, metric_key_of, objective_of
 
 # few different values, so that plateaus, ties and exact thresholds are common
 VALUES = st.one_of(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0, math.nan, math.inf, -math.inf]), st.floats(-1, 1))

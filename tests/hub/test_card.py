@@ -10,10 +10,8 @@ import pytest
 from huggingface_hub import EvalResult, ModelCard
 
 from hezar_train.hub import push_run
-from hezar_train.hub.card import BEGIN, END, render_card
-from hezar_train.hub.layout import stage
-from hezar_train.hub.run_facts import PIPELINE_TAGS, RunFacts
-from hezar_train.hub.run_paths import RunPaths
+from hezar_train.hub.card import BEGIN, END, PIPELINE_TAGS, RunFacts, render_card
+from hezar_train.hub.layout import RunPaths, stage
 from hezar_train.types import TaskType
 from tests.hub.runs import METRICS, REPO, HandmadeRun, finished_run
 from tests.hub.server import LoopbackHub

@@ -24,7 +24,7 @@ from hezar_train.hub import (
     push_files,
     push_run,
 )
-from hezar_train.hub.trust import named_code
+from hezar_train.hub.fetch import named_code
 from tests.hub.runs import LOGS, REPO, HandmadeRun, finished_run
 from tests.hub.server import LoopbackHub
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hezar_train.config.fields.hub import HubFields
+from hezar_train.config.fields import HubFields
 
 
 def problems(**given: Any) -> list[str]:

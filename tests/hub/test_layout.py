@@ -13,8 +13,7 @@ from hezar_train.checkpoint import Checkpoint, Parts, read_tensors
 from hezar_train.checkpoint.shards import Box, Place, write_shards
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub import PushNames, PushTarget, push_run
-from hezar_train.hub.layout import SupersededError, remove_leftovers, stage
-from hezar_train.hub.run_paths import RunPaths
+from hezar_train.hub.layout import RunPaths, SupersededError, remove_leftovers, stage
 from tests.hub.runs import LOGS, HandmadeRun, finished_run
 
 TRAIN_FILES = {

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from hezar_train.elastic import num_restarts, reported_exit
+from hezar_train.launch import num_restarts, reported_exit
 
 SAVED = Path("saved")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hezar_train.elastic import run_group
+from hezar_train.launch import run_group
 
 SAVED = Path("saved")
 

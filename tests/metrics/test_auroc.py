@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.metrics.auroc import Auroc
+from hezar_train.metrics.classification import Auroc
 from hezar_train.metrics.metric import IGNORED_LABEL
 
 ROUNDING = 1e-9

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.metrics.classification import F1, Accuracy, Matthews, Precision, Recall, TopKAccuracy
-from hezar_train.metrics.confusion_matrix import ConfusionMatrix
+from hezar_train.metrics.classification import F1, Accuracy, ConfusionMatrix, Matthews, Precision, Recall, TopKAccuracy
 from hezar_train.metrics.metric import IGNORED_LABEL, Metric
 
 pytestmark = [

@@ -14,8 +14,7 @@ from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError
 from hezar_train.metrics import registry
 from hezar_train.metrics.adapters import CollectedMetric
-from hezar_train.metrics.class_counts import share_counts
-from hezar_train.metrics.classification import F1, Accuracy
+from hezar_train.metrics.classification import F1, Accuracy, share_counts
 from hezar_train.metrics.metric import AdditiveMetric, Metric
 from hezar_train.metrics.registry import build_metric, known_metrics, register_metric
 from hezar_train.types import MetricType

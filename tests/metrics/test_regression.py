@@ -16,10 +16,16 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
 from hezar_train.errors import DataError
-from hezar_train.metrics import rank_correlation
+from hezar_train.metrics import regression as rank_correlation
 from hezar_train.metrics.metric import Metric
-from hezar_train.metrics.rank_correlation import Spearman
-from hezar_train.metrics.regression import R2, MeanAbsoluteError, MeanSquaredError, Pearson, RootMeanSquaredError
+from hezar_train.metrics.regression import (
+    R2,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    Pearson,
+    RootMeanSquaredError,
+    Spearman,
+)
 
 ERRORS: list[tuple[type[Metric], Callable[..., Any]]] = [
     (MeanSquaredError, sklearn_metrics.mean_squared_error),

@@ -15,7 +15,7 @@ from seqeval import metrics as seqeval
 from seqeval import scheme as schemes
 
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.metrics.spans import EntityScores
+from hezar_train.metrics.sequence_labeling import EntityScores
 
 SCORES = ("precision", "recall", "f1")
 BATCH_SIZES = [1, 3, 7, 100]

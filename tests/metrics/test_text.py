@@ -14,10 +14,16 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF
 
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError
-from hezar_train.metrics.text import TextMetric
-from hezar_train.metrics.text_edit import CharacterErrorRate, WordErrorRate, edit_distance, plain_edit_distance
-from hezar_train.metrics.text_overlap import Bleu, ChrF
-from hezar_train.metrics.text_rouge import Rouge
+from hezar_train.metrics.text import (
+    Bleu,
+    CharacterErrorRate,
+    ChrF,
+    Rouge,
+    TextMetric,
+    WordErrorRate,
+    edit_distance,
+    plain_edit_distance,
+)
 
 ZWNJ = "\u200c"
 METRICS: list[type[TextMetric]] = [CharacterErrorRate, WordErrorRate, Bleu, ChrF, Rouge]
@@ -87,13 +93,13 @@ def test_the_plain_edit_distance_is_that_of_rapidfuzz(first: str, second: str) -
 
 
 def test_edits_are_counted_without_rapidfuzz(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hezar_train.metrics import text_edit
+    from hezar_train.metrics import text as text_metrics
 
     monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
-    text_edit._fastest.cache_clear()
-    assert text_edit._fastest() is plain_edit_distance
+    text_metrics._fastest.cache_clear()
+    assert text_metrics._fastest() is plain_edit_distance
     assert run(WordErrorRate(), [("the cat sat", "the mat sat on")]) == {"wer": 2 / 4}
-    text_edit._fastest.cache_clear()
+    text_metrics._fastest.cache_clear()
 
 
 @settings(deadline=None, max_examples=60)

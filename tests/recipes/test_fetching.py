@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from hezar_train.errors import DataError
-from hezar_train.launch import (
+from hezar_train.recipes import (
     asked_for,
     build_trainer,
     import_recipe,

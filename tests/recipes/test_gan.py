@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from hezar_train.errors import DataError
-from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run
 from hezar_train.multi_model import MultiModelTrainer
+from hezar_train.recipes import build_trainer, import_recipe, load_recipe, load_run, open_run
 from hezar_train.report import write_report
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 
 from hezar_train import Trainer
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run, small_greys
+from hezar_train.recipes import build_trainer, import_recipe, load_recipe, load_run, open_run, small_greys
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -10,7 +10,7 @@ import torch
 
 from hezar_train import MultiModelTrainer
 from hezar_train.errors import ConfigError
-from hezar_train.launch import (
+from hezar_train.recipes import (
     Recipe,
     build_trainer,
     check_file,
@@ -22,7 +22,7 @@ from hezar_train.launch import (
     resumed,
     saved_checkpoints,
 )
-from hezar_train.launch.hashing import changed_parts, hash_of
+from hezar_train.recipes.recipe import changed_parts, hash_of
 
 RECIPE = """\
 import random

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.launch import build_trainer, import_recipe, load_recipe
-from hezar_train.metrics.text_edit import edit_distance
+from hezar_train.metrics.text import edit_distance
+from hezar_train.recipes import build_trainer, import_recipe, load_recipe
 from hezar_train.trainer import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hezar_train.launch import build_trainer, check_file, load_recipe
+from hezar_train.recipes import build_trainer, check_file, load_recipe
 
 RECIPES = sorted(path.parent for path in (Path(__file__).parents[2] / "recipes").glob("*/recipe.py"))
 
@@ -63,7 +63,7 @@ def test_the_digits_are_split_in_the_same_way_in_every_run_and_share_no_sample()
 
 
 def _build_of(name: str):  # type: ignore[no-untyped-def]
-    from hezar_train.launch import import_recipe
+    from hezar_train.recipes import import_recipe
 
     return import_recipe(next(folder for folder in RECIPES if folder.name == name) / "recipe.py").build
 

@@ -18,7 +18,7 @@ import torch
 
 from hezar_train import Hook, Trainer
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run
+from hezar_train.recipes import build_trainer, import_recipe, load_recipe, load_run, open_run
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

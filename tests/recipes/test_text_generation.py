@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import DataError
-from hezar_train.launch import build_trainer, import_recipe, load_recipe
+from hezar_train.recipes import build_trainer, import_recipe, load_recipe
 from tests.hub.conftest import hub  # noqa: F401
 from tests.recipes.test_fetching import Upload, upload  # noqa: F401
 

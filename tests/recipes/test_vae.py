@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hezar_train.launch import build_trainer, import_recipe, load_recipe, load_run, open_run
+from hezar_train.recipes import build_trainer, import_recipe, load_recipe, load_run, open_run
 from hezar_train.report import write_report
 from hezar_train.trainer import Trainer
 

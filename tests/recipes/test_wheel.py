@@ -32,7 +32,7 @@ def test_the_wheel_carries_the_recipes_as_data(tmp_path: Path) -> None:
         path.relative_to(shipped).as_posix() for path in shipped.rglob("*")
     }
     code = (
-        "from hezar_train.launch import load_recipe, recipe_names\n"
+        "from hezar_train.recipes import load_recipe, recipe_names\n"
         "for name in recipe_names(): print(load_recipe(name).source)"
     )
     done = subprocess.run(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hezar_train.launch import build_trainer, load_recipe
 from hezar_train.loop import Hook
+from hezar_train.recipes import build_trainer, load_recipe
 from hezar_train.report import write_report
 from tests.report.runs import finished_run
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hezar_train.events import Row
-from hezar_train.report.panels import Curve, make_panels, thinned
-from hezar_train.report.reading import read_run
-from hezar_train.report.ticks import round_ends, round_ticks, tick_words
+from hezar_train.report.picture import Curve, make_panels, round_ends, round_ticks, thinned, tick_words
+from hezar_train.report.read import read_run
 from tests.report.runs import BEGUN, HandmadeRun, finished_run
 
 

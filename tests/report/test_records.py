@@ -11,10 +11,8 @@ import pytest
 
 from hezar_train.errors import ConfigError
 from hezar_train.events import Row
-from hezar_train.report.reading import read_run, read_runs
-from hezar_train.report.records import STALE_SECONDS
+from hezar_train.report.read import STALE_SECONDS, Clock, read_run, read_runs, starts_of, time_split
 from hezar_train.report.sections import status_badge, time_section
-from hezar_train.report.timeline import Clock, starts_of, time_split
 from tests.report.runs import BEGUN, HandmadeRun, finished_run
 
 

@@ -19,7 +19,7 @@ from hezar_train import Trainer
 from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError, DataError
 from hezar_train.metrics import ClassificationHandler, MetricsHandler, build_metric
-from hezar_train.trainer.worst import MOST_PLACES_SHOWN, WorstSamples
+from hezar_train.trainer.report_samples import MOST_PLACES_SHOWN, WorstSamples
 from hezar_train.types import MetricType, TaskType
 
 Build = Callable[..., Trainer]

@@ -17,7 +17,7 @@ from torch import nn
 
 from hezar_train import Trainer
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.trainer.decoding import collapse
+from hezar_train.trainer.generation import collapse
 
 Build = Callable[..., Trainer]
 
@@ -395,7 +395,7 @@ def test_bert_classification_is_evaluated_and_predicts(toy: Build, transformers:
 
 
 def test_names_that_nobody_gave_are_none(transformers: Any) -> None:
-    from hezar_train.trainer.decoding import label_names_of
+    from hezar_train.trainer.generation import label_names_of
 
     model = nn.Module()
     model.config = transformers.BertConfig(num_labels=3)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError
-from hezar_train.trainer.rate_curve import LRFinderResult
+from hezar_train.trainer.lr_finder import LRFinderResult
 
 NUM_RATES = 81
 RATES = [float(rate) for rate in np.logspace(-7, 1, NUM_RATES)]  # ten to a decade

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from hezar_train import Hook, Trainer, get_event_storage
 from hezar_train.errors import ConfigError, DataError, NonFiniteError
-from hezar_train.trainer.rate_finder import LogFinder, SweepSettings, find_lr, lr_finder_auto_load
+from hezar_train.trainer.lr_finder import LogFinder, SweepSettings, find_lr, lr_finder_auto_load
 
 Toy = Callable[..., Trainer]
 Rows = Callable[..., list[dict[str, Any]]]

@@ -11,7 +11,7 @@ import torch
 from hezar_train import Trainer
 from hezar_train.errors import ConfigError
 from hezar_train.loop import Context
-from hezar_train.trainer.regularizers import register_regularizer
+from hezar_train.trainer.model_runner import register_regularizer
 from hezar_train.types import Mode
 
 Build = Callable[..., Trainer]

@@ -16,8 +16,7 @@ from PIL import Image
 from torch import nn
 
 from hezar_train import Trainer
-from hezar_train.trainer.pictures import picture_of, png
-from hezar_train.trainer.sample_looks import SampleLooks, is_cheap_to_fetch
+from hezar_train.trainer.report_samples import SampleLooks, is_cheap_to_fetch, picture_of, png
 
 Build = Callable[..., Trainer]
 CLASSES = ["cat", "dog", "owl"]

@@ -13,7 +13,7 @@ import torch
 
 from hezar_train import Hook, Trainer
 from hezar_train.errors import TrainingInterrupted
-from hezar_train.trainer.time_spent import TimeSpent
+from hezar_train.trainer.session import TimeSpent
 
 Build = Callable[..., Trainer]
 

@@ -18,22 +18,22 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.checkpoint import load_shards, unwrap
-from hezar_train.checkpoint.at_path import open_checkpoint, write_checkpoint
+from hezar_train.checkpoint.store import open_checkpoint, write_checkpoint
 from hezar_train.events import EventWriter, SummaryWriterAdapter
 from hezar_train.optim import MomentumSchedule, get_momentum, set_learning_rate, set_momentum
 from hezar_train.runtime import to_device
-from hezar_train.trainer.batches import LookingBatches
+from hezar_train.trainer.evaluator import LookingBatches
 from hezar_train.trainer.freezing import freeze_first, freeze_named, frozen_names, unfreeze_first
 
 if TYPE_CHECKING:
     from hezar_train.checkpoint import Checkpoint
     from hezar_train.config import TrainerConfig
     from hezar_train.data import Source
+    from hezar_train.data.splits import Splits
     from hezar_train.optim import Schedule
     from hezar_train.runtime import Runtime
     from hezar_train.state import TrainerState
-    from hezar_train.trainer.saving import Snapshot
-    from hezar_train.trainer.splits import Splits
+    from hezar_train.trainer.checkpointing import Snapshot
 
 __all__ = ["EpochView"]
 

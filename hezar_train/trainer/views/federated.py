@@ -11,7 +11,7 @@ from hezar_train.checkpoint import load_round, round_tensors, unwrap, write_roun
 from hezar_train.data import parse_splits
 from hezar_train.errors import HookError
 from hezar_train.loop import HookCall, HookSet, Moment, name_of
-from hezar_train.trainer.exchange import give_parameters, shared_names, take_parameters
+from hezar_train.trainer.export import give_parameters, shared_names, take_parameters
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:

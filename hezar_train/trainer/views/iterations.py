@@ -24,15 +24,14 @@ from hezar_train.loop import Context, Hook, Routine
 from hezar_train.metrics import MetricsHandler
 from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
+from hezar_train.trainer.checkpointing import find_checkpoint, local_weights
 from hezar_train.trainer.checks import tell_weights
 from hezar_train.trainer.folder import RunFolder
-from hezar_train.trainer.publishing import local_weights
-from hezar_train.trainer.resume import find_checkpoint
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
     from hezar_train.trainer.course import Course
-    from hezar_train.trainer.evaluation import EvaluationReport
+    from hezar_train.trainer.evaluator import EvaluationReport
 
 __all__ = ["IterationView", "total_loss"]
 

@@ -1,0 +1,209 @@
+"""How far a command is that only looks: a line on the terminal that counts batches and is gone at the end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hezar_train.cli.options import (
+    debug_option,
+    overrides_argument,
+    plain_warnings,
+    recipe_argument,
+    recipe_option,
+    refuse_unwritable_file,
+    run_argument,
+)
+from hezar_train.config.files import write_atomically
+from hezar_train.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from hezar_train.loop import Context, HookSet
+    from hezar_train.recipes import OpenRun
+    from hezar_train.trainer.lr_finder import LRFinderResult
+
+__all__ = [
+    "counting",
+    "evaluate",
+    "find_lr",
+    "predict",
+]
+
+REFRESH_SECONDS = 0.25
+ERASED_LINE = "\r\x1b[K"
+
+
+@contextmanager
+def counting(hooks: HookSet, what: str) -> Iterator[None]:
+    """Count the batches of a hook set while the body runs; only a terminal shows it."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from hezar_train.loop import Moment
+
+    num_batches, last_shown = 0, float("-inf")
+
+    def count(ctx: Context) -> None:  # noqa: ARG001 - what a hook is called with
+        nonlocal num_batches, last_shown
+        num_batches += 1
+        if perf_counter() - last_shown >= REFRESH_SECONDS:
+            click.echo(f"{ERASED_LINE}{what}: {num_batches} batches", nl=False, err=True)
+            last_shown = perf_counter()
+
+    hooks.register(count, Moment.BATCH_END, name=count.__name__)
+    try:
+        yield
+    finally:
+        hooks.remove(Moment.BATCH_END, count.__name__)
+        click.echo(ERASED_LINE, nl=False, err=True)
+
+
+# `evaluate`, `predict` and `find-lr`: what looks at a run or a recipe and leaves it as it is.
+
+PICTURE = "lr_finder.png"
+OUT = "--out FILE"
+MOST_NAMED = 5
+
+checkpoint_option = click.option(
+    "--checkpoint",
+    metavar="best|last|STEP",
+    default="best",
+    show_default=True,
+    help="Whose weights to take; without a best one, the last.",
+)
+
+
+@click.command("evaluate", short_help="Measure a run on its evaluation data, or on a split.")
+@run_argument
+@click.option("--split", metavar="NAME", help="A split (train, val, test) or a named evaluation set.")
+@checkpoint_option
+@click.option("--json", "as_json", is_flag=True, help="Print the exact values as JSON.")
+@recipe_option
+@debug_option
+def evaluate(run: str, split: str | None, checkpoint: str, as_json: bool, recipe: str | None) -> None:
+    """Evaluate a checkpoint of a run with the metrics of its config; nothing is written.
+
+    \b
+    Examples:
+      hezar-train evaluate runs/image_classification
+      hezar-train evaluate runs/image_classification --split train --checkpoint last
+    """
+    opened = _open(run, recipe, checkpoint)
+    with counting(opened.trainer.hooks_in_eval, "evaluated"):
+        metrics = opened.evaluate(split)
+    if as_json:
+        click.echo(json.dumps({"checkpoint": opened.checkpoint.name, "split": split, "metrics": metrics}))
+        return
+    from hezar_train.terminal import print_facts
+
+    shown = opened.trainer.metrics_handler.shown
+    print_facts({
+        "checkpoint": str(opened.checkpoint),
+        **({} if split is None else {"split": split}),
+        **{name: shown(name, value) for name, value in metrics.items()},
+    })  # fmt: skip
+
+
+@click.command("predict", short_help="Predict for your own texts, images or sounds.")
+@run_argument
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write JSON lines instead of printing.")
+@checkpoint_option
+@recipe_option
+@debug_option
+def predict(run: str, files: tuple[str, ...], out: str | None, checkpoint: str, recipe: str | None) -> None:
+    """Predict with a checkpoint of a run.
+
+    FILE is a text file (.txt, a line each), a file of JSON lines (.jsonl), an image, a sound, or a folder of these; -
+    reads lines from the standard input. Each is read as the run's recipe reads it. One line is printed for each: what
+    was given, a tab, and the prediction.
+
+    \b
+    Examples:
+      hezar-train predict runs/license_plate car.png
+      hezar-train predict runs/text_classification mine.txt --out topics.jsonl
+      echo "plays music in a terminal" | hezar-train predict runs/text_classification -
+    """
+    from hezar_train.recipes import gather_inputs
+
+    if out is not None:
+        refuse_unwritable_file(out, OUT)
+    given = gather_inputs(files)
+    opened = _open(run, recipe, checkpoint)
+    with counting(opened.trainer.hooks_in_predict, "predicted"):
+        found = list(zip(map(_plain, given), opened.predict(given), strict=True))
+    if empty := [_text(one) for one, value in found if value == ""]:
+        click.echo(f"nothing was found in {len(empty)} of {len(found)}: {', '.join(empty[:MOST_NAMED])}", err=True)
+    if out is None:
+        for one, value in found:
+            click.echo(f"{_text(one)}\t{_text(value)}")
+        return
+    lines = (json.dumps({"input": one, "prediction": value}, ensure_ascii=False) for one, value in found)
+    write_atomically(out, "".join(f"{line}\n" for line in lines))
+    click.echo(f"{len(found)} predictions are in {out}" if len(found) != 1 else f"1 prediction is in {out}")
+
+
+@click.command("find-lr", short_help="Suggest a learning rate for a recipe.")
+@recipe_argument
+@overrides_argument
+@click.option("--num-steps", type=click.IntRange(min=2), default=100, show_default=True, help="Rates to try.")
+@click.option("--lr-min", type=float, default=1e-7, show_default=True, help="The first rate.")
+@click.option("--lr-max", type=float, default=10.0, show_default=True, help="The last rate.")
+@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help=f"The picture; else OUTPUT_DIR/{PICTURE}.")
+@debug_option
+def find_lr(
+    recipe: str, overrides: tuple[str, ...], num_steps: int, lr_min: float, lr_max: float, out: str | None
+) -> None:
+    """Train a few updates with growing learning rates, from the first weights, and suggest one.
+
+    Nothing of it is kept but a picture of the loss over the rate.
+
+    \b
+    Examples:
+      hezar-train find-lr image_classification
+      hezar-train find-lr image_classification batch_size=64 --lr-max 1
+    """
+    from hezar_train.recipes import build_trainer, load_target
+
+    with plain_warnings():
+        loaded = load_target(recipe, ["resume_from_checkpoint=false", *overrides])
+    picture = Path(loaded.config.output_dir) / PICTURE if out is None else Path(out)
+    refuse_unwritable_file(picture, OUT)
+    result = build_trainer(loaded).find_lr(lr_min, lr_max, num_steps)
+    _draw(result, picture)
+    low, high = result.get_lr_range()
+    click.echo(f"{result}\nA range for schedules that go up and down: {low:.3g} to {high:.3g}")
+    click.echo(f"To train with it: hezar-train train {shlex.join([recipe, *overrides])} learning_rate={high:.3g}")
+
+
+def _draw(result: LRFinderResult, path: Path) -> None:
+    try:
+        click.echo(f"The curve is in {result.plot(path)}")
+    except (MissingDependencyError, OSError, ValueError) as error:  # the rates count, not the picture of them
+        click.echo(f"warning: there is no picture. {error}", err=True)
+
+
+def _open(run: str, recipe: str | None, checkpoint: str) -> OpenRun:
+    from hezar_train.recipes import load_run, open_run
+
+    with plain_warnings():
+        loaded = load_run(run, recipe=recipe)
+    return open_run(loaded, checkpoint)
+
+
+def _plain(given: Any) -> Any:
+    return str(given) if isinstance(given, Path) else given
+
+
+def _text(value: Any) -> str:
+    """Return a value on one line, without a tab."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return " ".join(text.split())

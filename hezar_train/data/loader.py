@@ -1,0 +1,194 @@
+"""Windows of a dataset with a length: which samples are in one follows from (seed, epoch, size) and its position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from hezar_train.data.collators import default_collator
+from hezar_train.data.fetch import Collator, MapDataset, WindowFetcher, as_it_is, batch_fetcher
+from hezar_train.data.sampler import Indices, RangedSampler
+from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSource, divides
+from hezar_train.data.windows import Order, Source, Window, rank_ranges, share_or_filler
+from hezar_train.errors import DataError
+from hezar_train.plan import UNLIMITED, Plan, WindowSpan
+
+__all__ = [
+    "MapSource",
+    "collator_for",
+    "is_stream",
+    "open_source",
+]
+
+
+class MapSource:
+    """A dataset with a length, in an order that is a pure function of (seed, epoch, size)."""
+
+    resume_problem: str | None = None
+    num_batches: int | None = None
+
+    def __init__(self, dataset: MapDataset, collate: Collator, order: Order, *, drop_last: bool = False) -> None:
+        self.drop_last = drop_last
+        self.is_shuffled = order.shuffle
+        self.num_samples: int | None = len(dataset)
+        self.batch_size = order.batch_size
+        self.fetch = batch_fetcher(dataset, collate, order.seed)
+        self._order = order
+        self._fetcher = WindowFetcher(self.fetch, order)
+
+    def windows(
+        self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
+    ) -> Iterator[Window]:
+        spans = plan.windows(position, steps_left, samples_left)
+        return self._fetcher.filled(self._with_indices(spans, epoch, position), epoch)
+
+    def restore(self, cursor: Any) -> None:
+        """Nothing to do: the position says it all."""
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def _with_indices(self, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
+        """Yield each window with the indices of this process's micro-batches, not yet fetched."""
+        order = self._order
+        num_samples = self.num_samples or 0
+        start = min(position, num_samples)  # the data may have shrunk
+        sampler = RangedSampler(
+            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
+        )
+        take = _Reader(sampler.chunks()).take
+        for span in spans:
+            indices = take(span.count)
+            cells = rank_ranges(0, span.count, span.num_steps, order.rank, order.num_processes)
+            window = Window(span.first, span.count, span.ends_epoch, [])
+            window.indices = [share_or_filler(indices, *cell) for cell in cells]
+            window.sizes = [size for _, size in cells]
+            window.firsts = [span.first + first for first, _ in cells]
+            yield window
+
+
+class _Reader:
+    """Take any number of indices at a time from an iterator of chunks."""
+
+    def __init__(self, chunks: Iterator[Indices]) -> None:
+        self._chunks = chunks
+        self._chunk: Indices = np.empty(0, dtype=np.int64)
+        self._used = 0
+
+    def take(self, count: int) -> Indices:
+        end = self._used + count
+        while end > len(self._chunk):
+            self._chunk = np.concatenate([self._chunk[self._used :], next(self._chunks)])
+            self._used, end = 0, count
+        taken = self._chunk[self._used : end]
+        self._used = end
+        return taken
+
+
+# What a user may hand in as data, told apart once: a dataset, an iterable dataset, or a ready DataLoader.
+
+
+def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
+    """Return the source of windows for any supported form of data."""
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    if hasattr(dataset, "set_seed"):  # a dataset with a generator of its own
+        dataset.set_seed(order.seed)
+    if isinstance(data, DataLoader):
+        return _from_loader(data, collate, order)
+    if is_stream(data):
+        return _from_stream(data, collate, order)
+    if isinstance(data, Mapping) and 0 not in data:
+        names = ", ".join(repr(key) for key in list(data)[:5])
+        raise DataError(f"a {type(data).__name__} with the keys {names} was given; expected one of them")
+    if isinstance(data, str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise DataError(
+            f"a dataset of type {type(data).__name__} was given; expected something with __len__ and __getitem__, an "
+            "iterable dataset, or a DataLoader"
+        )
+    return MapSource(data, collator_for(data, collate), order)
+
+
+def is_stream(data: Any) -> bool:
+    """Tell whether data can only be iterated: no length, or declared iterable."""
+    if isinstance(data, IterableDataset):
+        return True
+    return hasattr(data, "__iter__") and not (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
+
+
+def collator_for(data: Any, collate: Collator | None) -> Collator:
+    """Choose the collator: the one given, else the dataset's own, else the default."""
+    return collate or getattr(data, "data_collator", None) or default_collator
+
+
+def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
+    if order.num_workers:
+        raise DataError(
+            f"num_dataloader_workers={order.num_workers} with an iterable dataset: workers read ahead of what was "
+            "trained, so its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with "
+            "state_dict()."
+        )
+    if order.num_processes > 1 and getattr(data, "_distributed", None) is not None:
+        raise DataError(
+            "the iterable dataset is split by split_dataset_by_node() already, and the trainer shares samples out "
+            "among processes itself, so that most would never be seen. Pass it whole."
+        )
+    if order.splits_streams and order.processes is not None and divides(data, order.num_processes):
+        return SplitStreamSource(data, order, collator_for(data, collate), order.processes)
+    return StreamSource(data, order, collator_for(data, collate))
+
+
+def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order) -> Source:
+    """Rebuild a plain or random loader on our sampler; keep one that has its own sampler or state."""
+    if order.num_processes > 1 and isinstance(loader.sampler, DistributedSampler):
+        raise DataError(
+            "the DataLoader has a DistributedSampler, and the trainer shares samples out among processes itself, so "
+            "that some would never be seen. Pass the dataset, or a loader without it."
+        )
+    own = replace(
+        order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
+    )
+    if hasattr(loader, "state_dict") or (is_stream(loader.dataset) and loader.num_workers):
+        return StreamSource(loader, own, as_it_is, is_batched=True)
+    if loader.batch_sampler is None and loader.batch_size is None:
+        return _from_ready_batches(loader, own)
+    collate = collate or _own_collate(loader)
+    if is_stream(loader.dataset):
+        return StreamSource(loader.dataset, own, collate, drop_last=loader.drop_last)
+    if not _has_plain_order(loader):
+        return SamplerSource(loader, collate, own)
+    own = replace(own, shuffle=order.shuffle and isinstance(loader.sampler, RandomSampler))
+    return MapSource(loader.dataset, collate, own, drop_last=loader.drop_last)  # type: ignore[arg-type]
+
+
+def _has_plain_order(loader: DataLoader[Any]) -> bool:
+    """Tell whether a loader meets every sample once, in order or shuffled, as our own sampler does."""
+    if loader.batch_size is None:
+        return False
+    if type(loader.sampler) is RandomSampler:
+        return not loader.sampler.replacement and loader.sampler._num_samples is None
+    return type(loader.sampler) is SequentialSampler
+
+
+def _from_ready_batches(loader: DataLoader[Any], order: Order) -> Source:
+    if not is_stream(loader.dataset):
+        raise DataError(
+            "a DataLoader with batch_size=None over a dataset with a length was given; expected one that makes "
+            "batches. Give it a batch_size or a batch_sampler, or pass the dataset."
+        )
+    return StreamSource(loader.dataset, order, loader.collate_fn, is_batched=True)
+
+
+def _own_collate(loader: DataLoader[Any]) -> Collator:
+    given: Collator = loader.collate_fn
+    return collator_for(loader.dataset, None) if given is default_collate else given

@@ -1,0 +1,154 @@
+"""The ledger: one line per update that says which samples it took, so that anyone can prove each was trained once.
+
+Owns the line format and its reading back. Does not know the data order; positions are the sampler's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hezar_train.config.files import read_json, to_json, write_atomically
+from hezar_train.errors import DataError
+from hezar_train.events.writers import AppendFile
+
+__all__ = [
+    "FAILED",
+    "FINISHED",
+    "INTERRUPTED",
+    "LEDGER_FILE",
+    "STARTS_FILE",
+    "Ledger",
+    "LedgerLine",
+    "add_start",
+    "amend_start",
+    "end_of",
+    "ended_for_good",
+    "read_starts",
+    "starts_in",
+]
+
+LEDGER_FILE = "ledger.jsonl"
+
+_MAX_LINES_IN_MEMORY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """The samples of one update: `count` positions of `epoch` from `first` on."""
+
+    update: int
+    epoch: int
+    first: int
+    count: int
+
+
+class Ledger:
+    """Append a line per update; lines wait in memory until `flush`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = AppendFile(path)
+        self._lines: list[str] = []
+
+    @property
+    def path(self) -> Path:
+        """Where the lines go."""
+        return self._file.path
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file after the last flush."""
+        return self._file.size
+
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether lines wait for room on the disk."""
+        return self._file.has_pending
+
+    def add(self, update: int, epoch: int, first: int, count: int) -> None:
+        """Note that `update` took the `count` positions of `epoch` from `first` on."""
+        lines = self._lines
+        lines.append(f'{{"update": {update}, "epoch": {epoch}, "first": {first}, "count": {count}}}\n')
+        if len(lines) >= _MAX_LINES_IN_MEMORY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand all lines to the operating system."""
+        if self._lines:
+            self._file.append("".join(self._lines).encode())
+            self._lines.clear()
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make what was flushed survive a power cut; safe to call from another thread."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.flush()
+        self._file.close()
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Iterator[LedgerLine]:
+        """Yield the lines of a ledger; a last line cut short by a kill is left out."""
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield _parse(path, number, line)
+
+
+def _parse(path: str | os.PathLike[str], number: int, line: bytes) -> LedgerLine:
+    try:
+        return LedgerLine(**json.loads(line))
+    except (ValueError, TypeError):
+        raise DataError(f"{path}, line {number} is not a line of a ledger: {line[:80]!r}") from None
+
+
+# The record of a run's starts, `RUN/environment.json`: what each was made of, where its time went, how it ended.
+#
+# Owns the file's form and the words for an end. A start that was killed has no end. What cannot be read counts as not
+# there: the record is for looking, a run goes on without it.
+
+STARTS_FILE = "environment.json"
+FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
+
+
+def read_starts(run_folder: Path) -> list[dict[str, Any]]:
+    """Return the starts of a run, oldest first."""
+    return starts_in(read_json(run_folder / STARTS_FILE))
+
+
+def starts_in(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the starts that the content of a record tells of."""
+    starts = content.get("starts")
+    return [one for one in starts if isinstance(one, dict)] if isinstance(starts, list) else []
+
+
+def add_start(run_folder: Path, start: Mapping[str, Any]) -> Path:
+    """Append a start; return the file."""
+    return _write(run_folder, [*read_starts(run_folder), start])
+
+
+def amend_start(run_folder: Path, facts: Mapping[str, Any]) -> None:
+    """Add facts to the newest start; without one there is nothing to add to."""
+    if starts := read_starts(run_folder):
+        _write(run_folder, [*starts[:-1], {**starts[-1], **facts}])
+
+
+def end_of(start: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a start ended; empty while it goes on, and if it was killed."""
+    end = start.get("end")
+    return end if isinstance(end, dict) else {}
+
+
+def ended_for_good(end: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Tell whether an end is that of the run; with `local_update_steps` it may be that of one call among many."""
+    return end.get("how") == FINISHED and settings.get("local_update_steps") is None
+
+
+def _write(run_folder: Path, starts: list[Any]) -> Path:
+    return write_atomically(run_folder / STARTS_FILE, to_json({"starts": starts}))

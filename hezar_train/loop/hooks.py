@@ -1,0 +1,242 @@
+"""The named points of the loop at which hooks run, in the order of the walk."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from hezar_train.errors import HookError, choices, suggestion
+from hezar_train.loop.context import Context
+from hezar_train.types import Mode
+
+if TYPE_CHECKING:
+    from hezar_train.trainer import Trainer
+
+__all__ = [
+    "HOOK_TRIGGER",
+    "TRIGGER",
+    "Hook",
+    "HookCall",
+    "HookSet",
+    "Moment",
+    "moment_named",
+    "name_of",
+]
+
+
+class Moment(StrEnum):
+    """A point of the walk; its value is the name of the method that a `Hook` has for it."""
+
+    FIT_START = "on_fit_start"
+    EPOCH_START = "on_epoch_start"
+    BATCH_START = "on_batch_start"
+    BATCH_FORWARD = "on_batch_forward"
+    BATCH_BACKWARD = "on_batch_backward"
+    UPDATE = "on_update"
+    BATCH_END = "on_batch_end"
+    EPOCH_END = "on_epoch_end"
+    FIT_END = "on_fit_end"
+
+    @classmethod
+    def contains(cls, name: str) -> bool:
+        """Tell whether there is a moment of that name."""
+        return name in cls._value2member_map_
+
+
+TRIGGER = Moment
+
+HOOK_TRIGGER = [str(moment) for moment in Moment if moment is not Moment.UPDATE]
+"""The moments that every routine has; an update belongs to learning alone."""
+
+
+def moment_named(name: str | Moment) -> Moment:
+    """Return the moment of that name, or raise with the nearest one."""
+    try:
+        return Moment(name)
+    except ValueError:
+        known = [str(moment) for moment in Moment]
+        raise HookError(f"{name!r} is not a moment.{suggestion(name, known)} There are: {choices(known)}.") from None
+
+
+# Hooks and the order they run in.
+#
+# A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
+# own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
+# Hooks watch and ask; one default hook, always last, does what is due.
+
+HookCall = Callable[[Context], object]
+
+# the four methods that take no argument, and the moment each stands for
+PLAIN_METHODS = {
+    "before_train": Moment.FIT_START,
+    "before_step": Moment.BATCH_START,
+    "after_step": Moment.BATCH_END,
+    "after_train": Moment.FIT_END,
+}
+
+
+class Hook:
+    """Something that watches a run: override any of the methods below, or those named like a moment (`on_update(ctx)`).
+
+    `self.trainer` is the trainer (a weak proxy) once the hook is registered. What `state_dict` returns, made of plain
+    values and tensors, is saved in every checkpoint and handed back to `load_state_dict` at a resume.
+    """
+
+    modes: frozenset[Mode] = frozenset({Mode.TRAIN})
+    trainer: Trainer
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def before_train(self) -> None:
+        """Run once, before the first step."""
+
+    def before_step(self) -> None:
+        """Run before each step."""
+
+    def after_step(self) -> None:
+        """Run after each step."""
+
+    def after_train(self) -> None:
+        """Run once, after the last step; also after a failure."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a kill."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+
+    def attach(self, trainer: Trainer) -> None:
+        """Let the hook see the trainer, without keeping it alive."""
+        self.trainer = weakref.proxy(trainer)
+
+    def calls(self) -> Iterable[tuple[Moment, HookCall]]:
+        """Yield what the hook wants to run and when: only methods that a subclass has written."""
+        for method, moment in PLAIN_METHODS.items():
+            if getattr(type(self), method) is not getattr(Hook, method):
+                yield moment, _without_context(getattr(self, method))
+        for moment in Moment:
+            if hasattr(self, moment.value):
+                yield moment, getattr(self, moment.value)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    call: HookCall
+    is_last: bool = False
+
+
+class HookSet:
+    """The hooks of one mode: a list per moment, in the order they run."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Moment, list[_Entry]] = {moment: [] for moment in Moment}
+
+    def register(
+        self,
+        call: HookCall,
+        moment: str | Moment,
+        *,
+        name: str | None = None,
+        before: str | None = None,
+        after: str | None = None,
+        position: int | None = None,
+        is_last: bool = False,
+    ) -> None:
+        """Add a hook at a moment: before or after a named one, at a position (-1: the end), else at the end.
+
+        The end is before the hook that does what is due.
+        """
+        entries = self._entries[moment_named(moment)]
+        name = name or name_of(call)
+        if not callable(call):
+            raise HookError(f"hook {name!r} is a {type(call).__name__}; expected a function of the context, f(ctx)")
+        given = {"before": before, "after": after, "position": position}
+        given = {word: value for word, value in given.items() if value is not None}
+        if len(given) > 1:
+            listed = " and ".join(f"{word}={value!r}" for word, value in given.items())
+            raise HookError(f"hook {name!r}: {listed} were given; give one of them")
+        index = len(entries) if is_last else self._place(moment_named(moment), before, after, position)
+        entries.insert(index, _Entry(name, call, is_last))
+
+    def replace(self, call: HookCall, moment: str | Moment, name: str) -> None:
+        """Put another hook in the place and under the name of an existing one."""
+        entries = self._entries[moment_named(moment)]
+        index = self._index(moment, name)
+        entries[index] = _Entry(name, call, entries[index].is_last)
+
+    def remove(self, moment: str | Moment, name: str) -> int:
+        """Take a hook out; return the position that it had."""
+        index = self._index(moment, name)
+        del self._entries[moment_named(moment)][index]
+        return index
+
+    def clear(self, moment: str | Moment) -> None:
+        """Take all hooks of a moment out, also those that the loop brought."""
+        self._entries[moment_named(moment)].clear()
+
+    def copy(self) -> HookSet:
+        """Return another set with the same hooks."""
+        other = HookSet()
+        other._entries = {moment: list(entries) for moment, entries in self._entries.items()}
+        return other
+
+    def names(self, moment: str | Moment) -> list[str]:
+        """List the hooks of a moment in the order they run."""
+        return [entry.name for entry in self._entries[moment_named(moment)]]
+
+    def calls(self, moment: Moment) -> tuple[HookCall, ...]:
+        """Freeze a moment's hooks for a routine: what runs each step is decided once."""
+        return tuple(entry.call for entry in self._entries[moment])
+
+    def __getitem__(self, moment: str | Moment) -> list[HookCall]:
+        """Return the calls of a moment in the order they run."""
+        return list(self.calls(moment_named(moment)))
+
+    def __iter__(self) -> Iterator[Moment]:
+        return iter(Moment)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{moment}: {', '.join(self.names(moment)) or '-'}" for moment in Moment)
+
+    def _place(self, moment: Moment, before: str | None, after: str | None, position: int | None) -> int:
+        entries = self._entries[moment]
+        end = sum(not entry.is_last for entry in entries)
+        if before is not None:
+            return self._index(moment, before)
+        if after is not None:
+            index = self._index(moment, after)
+            if entries[index].is_last:  # a checkpoint taken there would miss what the hook does next
+                raise HookError(f"nothing runs after {after!r}, which does what is due: use before={after!r}")
+            return index + 1
+        if position is None or position == -1:
+            return end
+        if not 0 <= position <= end:
+            raise HookError(f"position={position} at {moment}; expected 0 to {end}, or -1 for the end")
+        return position
+
+    def _index(self, moment: str | Moment, name: str) -> int:
+        names = self.names(moment)
+        if name not in names:
+            known = choices(names) or "none"
+            raise HookError(f"no hook {name!r} at {moment_named(moment)}.{suggestion(name, names)} There are: {known}.")
+        return names.index(name)
+
+
+def name_of(call: object) -> str:
+    """Return the name that a hook has if it is given none: that of the function, or of the class."""
+    return str(getattr(call, "__name__", type(call).__name__))
+
+
+def _without_context(method: Callable[[], None]) -> HookCall:
+    def call(_: Context) -> None:
+        method()
+
+    call.__name__ = method.__name__
+    return call

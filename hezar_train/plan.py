@@ -1,0 +1,547 @@
+"""A number of batches or of epochs over so many samples, each told as the other: FederatedScope's arithmetic.
+
+The trainer's own run is worked out in `making`; this is for who asks by FederatedScope's names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hezar_train.config import TrainerConfig, optimizer_name, precision_name, read_mapping, scheduler_name, to_plain
+from hezar_train.config.files import write_mapping
+from hezar_train.config.names import is_dotted_path
+from hezar_train.errors import ConfigError, DataError
+
+__all__ = [
+    "LAID_OUT_IN_EPOCHS",
+    "UNLIMITED",
+    "BatchAndEpochNumbers",
+    "End",
+    "Plan",
+    "WindowSpan",
+    "calculate_batch_epoch_num",
+    "exactness_changes",
+    "is_due",
+    "make_plan",
+    "one_pass",
+    "refuse_schedule_of_one_call",
+    "schedule_changes",
+    "schedules_over_the_run",
+    "steps_of",
+]
+
+
+class BatchAndEpochNumbers(NamedTuple):
+    """How a number of batches or epochs is walked."""
+
+    batches_per_epoch: int
+    batches_in_last_epoch: int
+    num_epochs: int
+    total_batches: int
+
+
+def calculate_batch_epoch_num(
+    steps: int, batch_or_epoch: str, num_data: int, batch_size: int, drop_last: bool = False
+) -> BatchAndEpochNumbers:
+    """Turn a number of batches or epochs over `num_data` samples into epochs and the batches of each."""
+    per_epoch = num_data // batch_size + (not drop_last and num_data % batch_size > 0)
+    if per_epoch == 0:
+        raise DataError(
+            f"{num_data} samples give no batch of {batch_size} (drop_last={drop_last}): lower batch_size, or set "
+            "drop_last=False"
+        )
+    if batch_or_epoch == "epoch":
+        return BatchAndEpochNumbers(per_epoch, per_epoch, steps, steps * per_epoch)
+    if batch_or_epoch != "batch":
+        raise ConfigError(f"batch_or_epoch={batch_or_epoch!r} is not known. Choose from: batch, epoch.")
+    per_epoch = min(per_epoch, steps)
+    return BatchAndEpochNumbers(per_epoch, steps % per_epoch or per_epoch, -(-steps // per_epoch), steps)
+
+
+# The run in numbers: its windows, its length, and after which updates something is due.
+#
+# Holds what was worked out elsewhere (`making`), walks it, and keeps it in a file. Refuses to read a config.
+
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class End:
+    """Where learning ends: after a step or a sample, or, with neither, with its epochs."""
+
+    step: int = UNLIMITED
+    samples: int = UNLIMITED
+
+    def is_reached(self, step: int, samples: int) -> bool:
+        """Tell whether a run that has come so far is at its end."""
+        return step >= self.step or samples >= self.samples
+
+
+class WindowSpan(NamedTuple):
+    """One update's share of an epoch's order."""
+
+    first: int
+    """Position of its first sample."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    """Samples in it, over all processes."""
+
+    num_steps: int
+    """Steps it takes."""
+
+    ends_epoch: bool
+    """Whether it is the epoch's last."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The run in numbers; it stays the same from start to end."""
+
+    num_samples: int | None
+    """Samples in an epoch; None for a stream."""
+
+    num_processes: int
+    batch_size: int
+    """Samples in one step on each process."""
+
+    accumulation: int
+    """Steps in a whole window."""
+
+    num_epochs: int
+    drop_last: bool
+    window_samples: int
+    """Samples in a whole window, over all processes."""
+
+    steps_in_epoch: int | None
+    updates_in_epoch: int | None
+    total_steps: int
+    total_updates: int
+    log_updates: int | None
+    """Updates between log entries; None: at epoch ends only."""
+
+    save_updates: int | None
+    """Updates between saves besides those at epoch ends; None: no others."""
+
+    eval_updates: int | None
+    """Updates between evaluations besides those at epoch ends; None: no others."""
+
+    schedule_updates: int | None
+    """Updates between ticks of the schedule; None: a tick at each epoch end."""
+
+    total_ticks: int
+    """Ticks of the schedule in the whole run, at least 1."""
+
+    counted_steps: int = 0
+    """Steps of the run, or of a call, as the config counts them: with `global_batch_size` those of one process."""
+
+    last_samples: int | None = None
+    """Samples after which the run ends, where steps and not epochs end it and their size depends on the processes."""
+
+    @property
+    def step_samples(self) -> int:
+        """Samples in one step, over all processes."""
+        return self.batch_size * self.num_processes
+
+    def windows(self, position: int, steps_left: int, samples_left: int = UNLIMITED) -> Iterator[WindowSpan]:
+        """Yield the rest of an epoch from any position, stopping (in a shortened window) when no more are left."""
+        end = self._end_of_epoch(position)
+        while position < end and steps_left > 0 and samples_left > 0:
+            count = int(min(self.window_samples, end - position, steps_left * self.step_samples, samples_left))
+            num_steps = -(-count // self.step_samples)
+            yield WindowSpan(position, count, num_steps, ends_epoch=position + count == end)
+            position += count
+            steps_left -= num_steps
+            samples_left -= count
+
+    def samples_of(self, position: int, steps: int) -> int:
+        """Return the samples that so many steps of one process take from a position on, over epoch ends."""
+        rest = self._end_of_epoch(position) - position
+        needed = self._steps_for(rest, self.batch_size)
+        if steps <= needed:
+            whole_windows, steps = divmod(steps, -(-self.window_samples // self.batch_size))
+            in_last = min(steps * self.batch_size, self.window_samples)
+            return int(min(rest, whole_windows * self.window_samples + in_last))
+        in_epoch = int(self._end_of_epoch(0))
+        epochs, steps = divmod(steps - int(needed), int(self._steps_for(in_epoch, self.batch_size)))
+        return int(rest) + epochs * in_epoch + (self.samples_of(0, steps) if steps else 0)
+
+    def spread_over(self, num_processes: int) -> Plan:
+        """Return the same updates, each cut into steps for so many processes."""
+        plan = dataclasses.replace(self, num_processes=num_processes)
+        samples, in_epoch = self.samples_of(0, self.counted_steps), self._end_of_epoch(0)
+        epochs, rest = divmod(samples, in_epoch)
+        epoch_steps = plan._steps_for(in_epoch, plan.step_samples)
+        whole_epochs_steps = epochs * epoch_steps if epochs else 0  # a stream's epoch is infinite, and never whole
+        return dataclasses.replace(
+            plan,
+            accumulation=-(-self.window_samples // plan.step_samples),
+            steps_in_epoch=None if self.num_samples is None else int(epoch_steps),
+            total_steps=int(whole_epochs_steps + plan._steps_for(rest, plan.step_samples)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan in plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """Build a plan from what `to_dict` gave; names it does not know are ignored."""
+        fields = dataclasses.fields(cls)
+        if missing := [one.name for one in fields if one.name not in values and one.default is dataclasses.MISSING]:
+            raise ConfigError(f"the plan lacks {', '.join(missing)}")
+        values = {"counted_steps": values["total_steps"], **values}  # which older plans do not have
+        return cls(**{one.name: values[one.name] for one in fields if one.name in values})
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan atomically as JSON."""
+        return write_mapping(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan from the file that `save` wrote."""
+        return cls.from_dict(read_mapping(path))
+
+    def _steps_for(self, samples: float, step_samples: int) -> float:
+        """Return the steps of `step_samples` each that samples take, from a window's start on."""
+        if samples == math.inf:
+            return math.inf
+        whole_windows, rest = divmod(samples, self.window_samples)
+        return whole_windows * -(-self.window_samples // step_samples) - (-rest // step_samples)
+
+    def _end_of_epoch(self, position: int) -> float:
+        """Return the position at which an epoch ends that goes on from this one; infinite for a stream."""
+        if self.num_samples is None:
+            return math.inf
+        if not self.drop_last:
+            return self.num_samples
+        return self.num_samples - (self.num_samples - position) % self.window_samples
+
+
+def one_pass(num_samples: int | None, batch_size: int, num_processes: int = 1) -> Plan:
+    """Return the plan of a single look at data: every step is a window."""
+    step_samples = batch_size * num_processes
+    steps = 0 if num_samples is None else -(-num_samples // step_samples)
+    return Plan(
+        num_samples=num_samples, num_processes=num_processes, batch_size=batch_size, accumulation=1, num_epochs=1,
+        drop_last=False, window_samples=step_samples, steps_in_epoch=steps or None, updates_in_epoch=steps or None,
+        total_steps=steps, total_updates=steps, log_updates=None, save_updates=None, eval_updates=None,
+        schedule_updates=None, total_ticks=1, counted_steps=steps,
+    )  # fmt: skip
+
+
+def is_due(period: int | None, update_step: int) -> bool:
+    """Say whether something with this period in updates happens after update `update_step`."""
+    return period is not None and update_step > 0 and update_step % period == 0
+
+
+# Which schedules are laid out over the whole run, so that its length is a part of what they do.
+#
+# Owns the names and their length keywords alone; `optim` builds the schedules.
+
+_NAMES_BY_LENGTH_KEYWORDS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("total_steps", "steps_per_epoch"): ("one_cycle", "OneCycleLR"),
+    ("total_iters",): ("linear", "LinearLR", "polynomial", "PolynomialLR"),
+    ("T_max",): ("cosine_annealing", "CosineAnnealingLR"),
+    ("step_size_up",): ("cyclic", "CyclicLR"),
+    (): ("sequential", "SequentialLR", "ChainedScheduler"),
+    ("stepsize",): (
+        "triangular", "inv_triangular", "triangular_exp", "triangular2", "triangular2_exp", "triangular_decay_when_acc",
+        "warm_restarts",
+    ),
+    ("num_iters", "num_iter"): ("linear_decay", "log_decay"),
+    ("decay_length",): ("decay_to_epoch",),
+    ("max_iter", "total_steps"): (
+        "warmup_cosine", "warmup_cosine_annealing", "warmup_polynomial", "warmup_linear", "warmup_multi_step",
+    ),
+    ("max_iter", "total_steps", "warmup_iter", "warmup_steps"): ("warmup_step", "warmup_exponential", "warmup_noam"),
+}  # fmt: skip
+"""Schedules that are laid out over the whole run unless one of these keywords gives their length."""
+
+_LENGTH_KEYWORDS = {name: set(keywords) for keywords, names in _NAMES_BY_LENGTH_KEYWORDS.items() for name in names}
+
+LAID_OUT_IN_EPOCHS = frozenset({"decay_to_epoch"})
+"""Schedules whose length is counted in epochs."""
+
+
+def schedules_over_the_run(setting: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
+    """Yield the field and the name of each schedule that is laid out over the whole run; `setting` reads a config."""
+    for field in ("lr_scheduler", "momentum_scheduler"):
+        name = scheduler_name(setting(field))
+        if name is not None and _is_over_the_run(name, setting(f"{field}_kwargs")):
+            yield field, name
+
+
+def refuse_schedule_of_one_call(config: TrainerConfig) -> None:
+    """Raise if a schedule would be over after the first of many calls of train()."""
+    if config.local_update_steps is None or config.fresh_optimizer:
+        return
+    for field, name in schedules_over_the_run(config.get):
+        raise ConfigError(
+            f"{field}={name!r} is laid out over one call of train(), of {config.local_update_steps} "
+            f"{config.batch_or_epoch} steps, and would stay at its end in all later ones. Set fresh_optimizer=True "
+            f"to begin it anew in each call, or give its length in {field}_kwargs."
+        )
+
+
+def _is_over_the_run(name: str, kwargs: Mapping[str, Any] | None) -> bool:
+    if is_dotted_path(name):
+        return True
+    lengths = _LENGTH_KEYWORDS.get(name)
+    return lengths is not None and not lengths & (kwargs or {}).keys()
+
+
+# From a config, the number of samples and the number of processes to a `Plan`.
+#
+# Lengths come first (of a window, an epoch, the run), in steps and in updates; then every period of the config, which
+# is written in steps, becomes one in updates. Raises where a config and the data do not go together.
+
+
+def make_plan(
+    config: TrainerConfig, num_samples: int | None, num_processes: int = 1, batch_size: int | None = None
+) -> Plan:
+    """Work out a run; `num_samples` None is a stream, and `batch_size` overrides the config's.
+
+    With `global_batch_size` it is the run of one process, cut for more of them: only the steps are others.
+    """
+    batch_size = config.batch_size if batch_size is None else batch_size
+    if config.global_batch_size is None:
+        return _plan_for(config, num_samples, num_processes, batch_size)
+    plan = _plan_for(config, num_samples, 1, batch_size)
+    if config.local_update_steps is None and (config.max_steps is not None or num_samples is None):
+        plan = dataclasses.replace(plan, last_samples=plan.samples_of(0, plan.counted_steps))
+    return plan if num_processes == 1 else plan.spread_over(num_processes)
+
+
+def _plan_for(config: TrainerConfig, num_samples: int | None, num_processes: int, batch_size: int) -> Plan:
+    step_samples = batch_size * num_processes
+    accumulation, window_samples = _window(config, step_samples)
+    epoch = _Epoch.cut(config, num_samples, step_samples, window_samples)
+    total_steps = _total_steps(config, epoch)
+    total_updates = _total_updates(total_steps, epoch, accumulation)
+    periods = _periods(config, total_steps, accumulation)
+    refuse_schedule_of_one_call(config)
+    return Plan(
+        num_samples=num_samples,
+        num_processes=num_processes,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        num_epochs=_num_epochs(config, epoch, total_steps),
+        drop_last=config.drop_last,
+        window_samples=window_samples,
+        steps_in_epoch=epoch.num_steps if epoch else None,
+        updates_in_epoch=epoch.num_updates if epoch else None,
+        total_steps=total_steps,
+        total_updates=total_updates,
+        total_ticks=_total_ticks(config, epoch, total_steps, total_updates, periods["schedule_updates"]),
+        counted_steps=total_steps,
+        **periods,
+    )
+
+
+def _window(config: TrainerConfig, step_samples: int) -> tuple[int, int]:
+    """Return the steps and the samples of a whole window."""
+    if config.global_batch_size is None:
+        return config.gradient_accumulation_steps, step_samples * config.gradient_accumulation_steps
+    return -(-config.global_batch_size // step_samples), config.global_batch_size
+
+
+class _Epoch(NamedTuple):
+    """An epoch of known size, cut into steps and updates."""
+
+    num_steps: int
+    num_updates: int
+
+    @classmethod
+    def cut(
+        cls, config: TrainerConfig, num_samples: int | None, step_samples: int, window_samples: int
+    ) -> _Epoch | None:
+        """Count the steps and updates of an epoch; None for a stream."""
+        if num_samples is None:
+            return None
+        if num_samples < 1:
+            raise DataError("The training data is empty: expected at least one sample.")
+        num_updates, rest = divmod(num_samples, window_samples)
+        num_steps = num_updates * -(-window_samples // step_samples)
+        if not config.drop_last:
+            return cls(num_steps - (-rest // step_samples), num_updates + (rest > 0))
+        if num_updates == 0:
+            raise ConfigError(
+                f"drop_last=True drops all of the training data: {num_samples} samples do not fill one update of "
+                f"{window_samples} (batch_size x processes x gradient_accumulation_steps, or global_batch_size). Lower "
+                "one of these, or set drop_last=False."
+            )
+        return cls(num_steps, num_updates)
+
+
+def _total_steps(config: TrainerConfig, epoch: _Epoch | None) -> int:
+    if config.local_update_steps is not None:
+        return _steps_of_a_call(config, config.local_update_steps, epoch)
+    if epoch is None:
+        if not isinstance(config.max_steps, int):
+            raise ConfigError(
+                f"The length of the training data is unknown and max_steps={config.max_steps!r}: say where the run "
+                "ends with a whole number of steps, for example max_steps=1000."
+            )
+        return config.max_steps
+    whole = epoch.num_steps * config.num_epochs
+    if config.max_steps is None:
+        return whole
+    return min(steps_of(config.max_steps, whole), whole)
+
+
+def _steps_of_a_call(config: TrainerConfig, asked: int, epoch: _Epoch | None) -> int:
+    if config.batch_or_epoch == "batch":
+        return asked
+    if epoch is None:
+        raise ConfigError(
+            f"local_update_steps={asked} counts epochs (batch_or_epoch='epoch'), but the length of the training data "
+            "is unknown. Set batch_or_epoch='batch'."
+        )
+    return asked * epoch.num_steps
+
+
+def steps_of(given: float, whole: int) -> int:
+    """Return a count of steps as it is, and a share of the whole rounded up, as the decimal number that was written."""
+    if isinstance(given, float):
+        return max(1, math.ceil(Fraction(repr(float(given))) * whole))  # 0.7 * 10 in floats is more than 7
+    return given
+
+
+def _num_epochs(config: TrainerConfig, epoch: _Epoch | None, total_steps: int) -> int:
+    """Return the epochs of the run, or those that a call of so many steps touches."""
+    if config.local_update_steps is None:
+        return config.num_epochs
+    return 1 if epoch is None else -(-total_steps // epoch.num_steps)
+
+
+def _total_updates(total_steps: int, epoch: _Epoch | None, accumulation: int) -> int:
+    if epoch is None:
+        return -(-total_steps // accumulation)
+    whole_epochs, rest = divmod(total_steps, epoch.num_steps)
+    return whole_epochs * epoch.num_updates - (-rest // accumulation)
+
+
+def _periods(config: TrainerConfig, total_steps: int, accumulation: int) -> dict[str, int | None]:
+    """Return the plan's periods by their names, in updates."""
+
+    def updates(steps: float | None) -> int | None:
+        return -(-steps_of(steps, total_steps) // accumulation) if steps else None
+
+    return {
+        "log_updates": updates(config.log_steps),
+        "save_updates": updates(config.save_steps) if config.save_enabled else None,
+        "eval_updates": updates(config.eval_steps) if config.do_evaluate is not False else None,
+        "schedule_updates": updates(config.lr_scheduling_steps),
+    }
+
+
+def _total_ticks(
+    config: TrainerConfig, epoch: _Epoch | None, total_steps: int, total_updates: int, schedule_updates: int | None
+) -> int:
+    if schedule_updates is not None:
+        return max(1, total_updates // schedule_updates)
+    return max(1, total_steps // epoch.num_steps) if epoch else config.num_epochs
+
+
+# What keeps a run from going on exactly, in plain words: changes of the config, of the data, of the run's length.
+#
+# Compares two configs and two plans; what to do about a difference is for who asked.
+
+
+def _keywords(given: Mapping[str, Any] | None) -> Any:
+    return to_plain(given or {})
+
+
+_NORMALISED: dict[str, Callable[[Any], Any]] = {
+    "seed": to_plain,
+    "dataloader_shuffle": to_plain,
+    "reshuffle_each_epoch": to_plain,
+    "drop_last": to_plain,
+    "optimizer": optimizer_name,
+    "optimizer_kwargs": _keywords,
+    "learning_rate": to_plain,
+    "momentum": to_plain,
+    "weight_decay": to_plain,
+    "weight_decay_norm": to_plain,
+    "weight_decay_bias": to_plain,
+    "max_grad_norm": to_plain,
+    "lr_scheduler": scheduler_name,
+    "lr_scheduler_kwargs": _keywords,
+    "lr_scheduling_steps": to_plain,
+    "momentum_scheduler": scheduler_name,
+    "momentum_scheduler_kwargs": _keywords,
+    "mixed_precision": precision_name,
+    "loss_weight": to_plain,
+    "criterion": to_plain,
+    "deterministic": to_plain,
+}
+"""Fields that change what an update does, each with how to make equal meanings equal."""
+
+
+def exactness_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> list[str]:
+    """List, in plain words, every change of config or data with which a run cannot go on exactly.
+
+    `old` and `new` are configs as dicts (a missing field has its default). The number of processes is not a change.
+    """
+    return [
+        *_plan_changes(old_plan, new_plan),
+        *_field_changes(old, new),
+        *_pace_changes(old, new, old_plan, new_plan),
+        *_length_changes(new, old_plan, new_plan),
+    ]
+
+
+def schedule_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> list[str]:
+    """List, in plain words, every change of the run's length that a schedule under way cannot follow."""
+    return [*_pace_changes(old, new, old_plan, new_plan), *_length_changes(new, old_plan, new_plan)]
+
+
+def _change(name: str, before: Any, now: Any) -> Iterator[str]:
+    if before != now:
+        yield f"{name}: {before!r} in the checkpoint, {now!r} now"
+
+
+def _plan_changes(old: Plan, new: Plan) -> Iterator[str]:
+    yield from _change("num_samples", old.num_samples, new.num_samples)
+    if old.window_samples == new.window_samples and old.num_processes != new.num_processes:
+        return  # the same updates, cut for another number of processes
+    yield from _change("batch_size", old.batch_size, new.batch_size)
+    yield from _change("gradient_accumulation_steps", old.accumulation, new.accumulation)
+
+
+def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    fields = TrainerConfig.fields()
+    for name, normalised in _NORMALISED.items():
+        default = fields[name].default
+        yield from _change(name, normalised(old.get(name, default)), normalised(new.get(name, default)))
+
+
+def _pace_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> Iterator[str]:
+    """Tell of a pace in updates that is another one, though the config says the same."""
+    default = TrainerConfig.fields()["lr_scheduling_steps"].default
+    steps = new.get("lr_scheduling_steps", default)
+    if steps == old.get("lr_scheduling_steps", default):
+        yield from _change(
+            f"updates between ticks of the schedule (lr_scheduling_steps={steps!r})",
+            old_plan.schedule_updates,
+            new_plan.schedule_updates,
+        )
+
+
+def _length_changes(config: Mapping[str, Any], old: Plan, new: Plan) -> Iterator[str]:
+    """Tell of a run of another length where the schedule is laid out over the whole run."""
+    for field, name in schedules_over_the_run(config.get):
+        is_by_epochs = name in LAID_OUT_IN_EPOCHS
+        before, now = (old.num_epochs, new.num_epochs) if is_by_epochs else (old.total_ticks, new.total_ticks)
+        if before != now:
+            yield (
+                f"total steps: {old.total_steps} in the checkpoint, {new.total_steps} now (from num_epochs, max_steps "
+                f"and the data; {field}={name!r} is laid out over the whole run)"
+            )

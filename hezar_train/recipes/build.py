@@ -1,0 +1,320 @@
+"""The way back from a run's folder: its config, and its recipe by the record that it keeps.
+
+`recipe.json` has the recipe's path as it was given, its hash and the options. The recipe is looked for there, seen from
+where the user is and from the folders around the run, then by its name; of several, the one with the right hash is
+taken. A run that was moved, or is named from elsewhere, is still itself: its `output_dir` is where it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping, write_mapping
+from hezar_train.errors import CheckpointError, ConfigError, choices, suggestion
+from hezar_train.events import FINISHED, LEDGER_FILE, end_of, read_starts
+from hezar_train.recipes.recipe import (
+    CONFIG_NAME,
+    CONFIG_SUFFIXES,
+    RECIPE_NAME,
+    LoadedRecipe,
+    Recipe,
+    changed_parts,
+    checked,
+    find_config,
+    find_folder,
+    is_hash_of,
+    list_recipe_folders,
+    load_recipe,
+    options_of,
+    overridden,
+    read_sections,
+    recipe_folders,
+    recipe_names,
+)
+
+if TYPE_CHECKING:
+    from hezar_train.loop import Hook
+    from hezar_train.trainer import Trainer
+
+__all__ = [
+    "RECORD_FILE",
+    "build_recipe",
+    "build_trainer",
+    "import_recipe",
+    "load_any",
+    "load_run",
+    "load_target",
+    "option_names",
+    "read_record",
+    "recipe_of_hash",
+    "refuse_changed_recipe",
+    "refuse_without_checkpoint",
+    "resumed",
+    "run_config",
+    "saved_checkpoints",
+]
+
+RECORD_FILE = "recipe.json"
+
+
+def run_config(run: str | Path) -> TrainerConfig:
+    """Read the config of a run; its `output_dir` is the folder given."""
+    return TrainerConfig.from_dict(_run_fields(Path(run)))
+
+
+def load_run(run: str | Path, overrides: Iterable[str] = (), recipe: str | None = None) -> LoadedRecipe:
+    """Return what a run was started with, from its folder alone, with overrides; `recipe` says where its recipe is."""
+    folder = Path(run)
+    fields, record = _run_fields(folder), read_record(folder)
+    home = _home_of(folder, record) if recipe is None else find_folder(recipe)
+    fields, options = overridden(fields, record.get("options") or {}, overrides)
+    return checked(home, fields, options, str(record.get("config") or CONFIG_NAME))
+
+
+def recipe_of_hash(
+    sha256: str,
+    fields: Mapping[str, Any],
+    options: Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    recipe: str | None = None,
+) -> LoadedRecipe:
+    """Return the recipe on this machine that has a hash, with the config and the options given."""
+    folders = list_recipe_folders() if recipe is None else [find_folder(recipe)]
+    home = next((folder for folder in folders if is_hash_of(folder, sha256)), None)
+    if home is None:
+        raise ConfigError(
+            f"no recipe on this machine has the SHA-256 {sha256}. Recipes: {choices(recipe_names()) or 'none'}. "
+            "Install the version of this package that the card names, or put the recipe's folder below ./recipes/."
+        )
+    return checked(home, *overridden(dict(fields), dict(options), overrides))
+
+
+def load_target(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
+    """Load what can be trained: a recipe, or the config of a run that came from one."""
+    path = Path(given)
+    is_beside_recipe = path.name != CONFIG_FILE and (path.parent / RECIPE_NAME).is_file()
+    if path.suffix.lower() in CONFIG_SUFFIXES and (path.parent / RECORD_FILE).is_file() and not is_beside_recipe:
+        return load_run(_run_of_config(path), overrides)
+    if _is_run(path) and not (path / RECIPE_NAME).is_file():
+        raise ConfigError(f"{given} is a run, not a recipe. To go on with it: hezar-train resume {given}")
+    return load_recipe(given, overrides)
+
+
+def load_any(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
+    """Return config and options of a config file, plain or with sections, of a recipe or of a run, to look at them."""
+    path = Path(given)
+    if path.suffix.lower() in CONFIG_SUFFIXES or path.is_file():
+        return checked(path.parent, *overridden(*read_sections(path), overrides), path.name)
+    if not _is_run(path):
+        return load_recipe(given, overrides)
+    record = read_mapping(path / RECORD_FILE) if (path / RECORD_FILE).is_file() else {}
+    return checked(path, *overridden(_run_fields(path), record.get("options") or {}, overrides), CONFIG_FILE)
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """Return what a run keeps of its recipe; one that has none was started by a script of the user's own."""
+    path = run / RECORD_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"{run} was not started from a recipe: it has no {RECORD_FILE}. Its own script goes on with it, with "
+            "resume_from_checkpoint=True."
+        )
+    return read_mapping(path)
+
+
+def refuse_changed_recipe(loaded: LoadedRecipe) -> None:
+    """Raise if the recipe is not the one that the run was started with, unless changes are accepted."""
+    changed = changed_parts(read_record(Path(loaded.config.output_dir)), loaded.folder)
+    if changed and not loaded.config.accept_changes:
+        raise ConfigError(
+            f"{loaded.folder} has changed since this run began ({', '.join(changed)}), so the run would not go on "
+            "exactly. Put it back, name a folder that has the recipe as it was (--recipe FOLDER), or go on all the "
+            "same: accept_changes=true."
+        )
+
+
+def refuse_without_checkpoint(loaded: LoadedRecipe) -> None:
+    """Raise if a run has trained and there is nothing to go on from; one that never began starts from the beginning."""
+    from hezar_train.checkpoint.store import DAMAGED_PREFIX
+
+    config, run = loaded.config, Path(loaded.config.output_dir)
+    saved = [path.name for path in (run / config.checkpoints_dir).glob("*")]
+    is_own = config.resume_from_checkpoint in (True, "last")
+    if not is_own or any(name.isdigit() or name.startswith(DAMAGED_PREFIX) for name in saved):
+        return  # what is damaged is told when it is loaded
+    is_finished = any(end_of(start).get("how") == FINISHED for start in read_starts(run))
+    has_trained = (run / LEDGER_FILE).is_file() and (run / LEDGER_FILE).stat().st_size > 0
+    if is_finished or has_trained:
+        why = "it finished" if is_finished else "it ended before its first save"
+        why += "" if config.save_enabled else ", with save_enabled=false"
+        raise CheckpointError(
+            f"{run} has no checkpoint to go on from: {why}. To train it from the beginning: hezar-train train "
+            f"{shlex.quote(str(run / CONFIG_FILE))}; what is there now is then kept in {run / 'previous'}."
+        )
+
+
+def option_names(given: str) -> list[str]:
+    """Return the options of the recipe that a name, a folder, a config file or a run means."""
+    path = Path(given)
+    run = path.parent if path.name == CONFIG_FILE else path
+    home = _home_of(run, read_record(run)) if _is_run(run) else find_config(given).parent
+    return options_of(home / RECIPE_NAME)
+
+
+def _run_of_config(path: Path) -> Path:
+    """Return the run that a file is the config of; among the files of a run there are others."""
+    if path.name != CONFIG_FILE or not path.is_file():
+        what = "not a config" if path.is_file() else "not there"
+        raise ConfigError(f"{path} is {what}. The config of this run is {path.with_name(CONFIG_FILE)}.")
+    return path.parent
+
+
+def _run_fields(run: Path) -> dict[str, Any]:
+    if not _is_run(run):
+        raise _no_run(run)
+    # Whether changes were accepted is a decision of that start, not of the next one.
+    return {**read_mapping(run / CONFIG_FILE), "output_dir": str(run), "accept_changes": False}
+
+
+def _no_run(given: Path) -> ConfigError:
+    """Say what may have been meant: a run beside it or in ./runs, or a recipe that was not trained yet."""
+    others = [str(path) for folder in (given.parent, Path("runs")) for path in folder.glob("*") if _is_run(path)]
+    meant = [path for path in others if Path(path).name == given.name]
+    hint = f" Did you mean {meant[0]!r}?" if meant else suggestion(str(given), others)
+    if not hint and given.name in recipe_names():
+        hint = f" Nothing was trained there yet: hezar-train train {given.name}."
+    return ConfigError(
+        f"{given} is not the folder of a run: it has no {CONFIG_FILE}.{hint} `hezar-train runs` lists those in ./runs."
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file()
+
+
+def _home_of(run: Path, record: dict[str, Any]) -> Path:
+    """Return the folder of a run's recipe: with the right hash if there is one, else the first that is there."""
+    found = [folder for folder in _possible_homes(run, str(record.get("path", ""))) if (folder / RECIPE_NAME).is_file()]
+    for folder in found:
+        if is_hash_of(folder, record.get("sha256")):
+            return folder
+    if not found:
+        raise ConfigError(
+            f"the recipe of {run} was {record.get('path')}, and is not there any more. Say where it is: --recipe FOLDER"
+        )
+    return found[0]
+
+
+def _possible_homes(run: Path, path: str) -> Iterator[Path]:
+    yield Path(path)
+    if not Path(path).is_absolute():
+        yield from (ancestor / path for ancestor in run.resolve().parents)
+    if (name := Path(path).name) in (known := recipe_folders()):
+        yield known[name]
+
+
+# From a checked recipe to a trainer, which keeps a record of it; and how a restarted process goes on.
+
+
+def build_trainer(loaded: LoadedRecipe) -> Trainer:
+    """Seed, build the model and the data, and return the trainer, which is at its checkpoint if it resumes."""
+    if loaded.config.resume_from_checkpoint:
+        _compare_with_record(loaded)
+    built, _ = build_recipe(loaded)
+    trainer = built.make_trainer(loaded.config)
+    trainer.register_hooks([_record_keeper(loaded)])
+    return trainer
+
+
+def build_recipe(loaded: LoadedRecipe) -> tuple[Recipe, ModuleType]:
+    """Seed everything and call the recipe's `build`; return what it built, and the recipe's module."""
+    from hezar_train.data import seed_python_numpy_torch
+    from hezar_train.runtime import use_threads
+
+    use_threads(loaded.config.num_threads)  # what build() computes may depend on their number
+    seed_python_numpy_torch(loaded.config.seed)  # the model's first weights are then a function of the seed, too
+    module = import_recipe(loaded.source)
+    built = module.build(**loaded.options)
+    if not isinstance(built, Recipe):
+        raise ConfigError(f"{loaded.source}: build() returned a {type(built).__name__}; expected a hezar_train.Recipe")
+    return built, module
+
+
+def import_recipe(source: Path) -> ModuleType:
+    """Run a recipe's source as a module of its own name."""
+    name = f"hezar_train_recipe_{source.resolve().parent.name}"
+    spec = importlib.util.spec_from_file_location(name, source)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{source}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # loader workers and dataclasses look classes up by their module
+    spec.loader.exec_module(module)
+    return module
+
+
+def saved_checkpoints(config: TrainerConfig) -> str:
+    """Return a short text that changes whenever the checkpoints in a run's folder do."""
+    folder = Path(config.output_dir) / config.checkpoints_dir
+    found = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("[0-9]*"))
+    return hashlib.sha256(repr(found).encode()).hexdigest() if found else ""
+
+
+def resumed(loaded: LoadedRecipe, saved_before: str) -> LoadedRecipe:
+    """Let a recipe go on from the newest checkpoint, if one was saved since `saved_before`; else start as it says.
+
+    A run that died before it saved anything must begin as it was asked to: in its folder there may be the checkpoints
+    of an earlier run, and `resume_from_checkpoint` may name one elsewhere.
+    """
+    saved = saved_checkpoints(loaded.config)
+    if saved in {"", saved_before}:
+        return loaded
+    return replace(loaded, config=replace(loaded.config, resume_from_checkpoint=True))
+
+
+def _compare_with_record(loaded: LoadedRecipe) -> None:
+    """Refuse to go on with other options than the run was started with; tell of a changed recipe."""
+    from hezar_train.checkpoint import CheckpointStore
+    from hezar_train.runtime import logger
+
+    path = Path(loaded.config.output_dir) / RECORD_FILE
+    if not path.exists() or not CheckpointStore(path.parent / loaded.config.checkpoints_dir).steps():
+        return  # killed before it had saved anything: the run starts from the beginning
+    before, options = read_mapping(path), json.loads(json.dumps(loaded.options))
+    if changed := changed_parts(before, loaded.folder):
+        words = "%s has changed since this run began (%s): the run may not go on exactly"
+        logger.warning(words, loaded.folder, ", ".join(changed))
+    changes = list(_option_changes(before.get("options") or {}, options))
+    if changes and not loaded.config.accept_changes:
+        listed = "\n".join(f"  {change}" for change in changes)
+        raise ConfigError(
+            f"{path.parent} cannot be resumed exactly, because something changed:\n{listed}\n"
+            "Put it back; or begin another run, in another output_dir; or go on all the same with accept_changes=True."
+        )
+
+
+def _option_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(before.keys() | now.keys()):
+        old, new = (repr(values[name]) if name in values else "not given" for values in (before, now))
+        if old != new:
+            yield f"recipe.{name}: {old} when the run began, {new} now"
+
+
+def _record_keeper(loaded: LoadedRecipe) -> Hook:
+    """Return a hook that writes the record once the run's folder is locked and its own."""
+    from hezar_train.loop import Hook
+
+    class RecipeRecord(Hook):
+        def before_train(self) -> None:
+            if self.trainer.runtime.is_main:
+                write_mapping(Path(loaded.config.output_dir) / RECORD_FILE, loaded.record())
+
+    return RecipeRecord()

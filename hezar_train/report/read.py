@@ -1,0 +1,607 @@
+"""What a run left in its folder, as plain values, and what follows from them: has it ended, how, is it under way.
+
+`reading` fills them. The lock file is never opened: closing any descriptor of it would take the lock from a trainer of
+this process.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hezar_train.config import read_mapping
+from hezar_train.config.trainer_config import CONFIG_FILE
+from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.events import DROPPED_SUFFIX, FAILED, METRICS_FILE, STARTS_FILE, Row, end_of, ended_for_good, starts_in
+
+__all__ = [
+    "Clock",
+    "Evaluation",
+    "RunRecord",
+    "SavedCheckpoint",
+    "Start",
+    "Table",
+    "TimeSplit",
+    "is_moment",
+    "is_number",
+    "read_run",
+    "read_runs",
+    "saved_checkpoints",
+    "starts_of",
+    "time_split",
+]
+
+STALE_SECONDS = 600
+"""A run that has written nothing for so long is taken for killed."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of an evaluation: `values[i][j]` belongs to `rows[i]` and `columns[j]`."""
+
+    name: str
+    rows: list[str]
+    columns: list[str]
+    values: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The record of one evaluation; what is kept per data set has the set's name as key, empty for a single one."""
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, list[Table]] = field(default_factory=dict)
+    worst_samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    stop_reason: str | None = None
+    """Why the run was to stop after it."""
+    sample_loss_name: str = "loss"
+    """What the losses of the worst samples are, in words."""
+
+
+@dataclass
+class RunRecord:
+    """Everything that the report shows of one run, as far as it could be read."""
+
+    root: Path
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    """What each start was made of, as the trainer wrote it down."""
+    settings_by_start: list[dict[str, Any]] = field(default_factory=list)
+    """The config of each start, as far as it can still be read; empty where it cannot."""
+    start_times: list[float] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    dropped_rows: list[Row] = field(default_factory=list)
+    """Rows that a resume took back, because their steps were done again."""
+    newest_saved_step: int = 0
+    """Step of the newest checkpoint."""
+    best_evaluation: Evaluation | None = None
+    last_evaluation: Evaluation | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.root / str(self.settings.get("checkpoints_dir") or "checkpoints")
+
+    @property
+    def last_step(self) -> int:
+        """The last step that anything is known of."""
+        evaluated = self.last_evaluation.step if self.last_evaluation else 0
+        return max([row.step for row in self.rows[-1:]] + [evaluated, self.newest_saved_step])
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run, if its plan says so."""
+        total = self.plan.get("total_steps")
+        return total if isinstance(total, int) and 0 < total < 1 << 60 else None
+
+    @property
+    def steps_in_epoch(self) -> int | None:
+        """Steps of one epoch; None for a stream."""
+        found = self.plan.get("steps_in_epoch")
+        return found if isinstance(found, int) and found > 0 else None
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the best checkpoint."""
+        step = self.best.get("step")
+        return step if isinstance(step, int) else None
+
+    @property
+    def best_metric(self) -> str | None:
+        """Full name of the metric that tells the best checkpoint."""
+        metric = self.best.get("metric")
+        return metric if isinstance(metric, str) else None
+
+    @property
+    def set_names(self) -> list[str]:
+        """Names of the evaluation sets, where there are several."""
+        shown = self.last_evaluation or Evaluation(0)
+        names = {*shown.tables, *shown.worst_samples, *shown.examples, "test"} - {""}
+        return sorted(names, key=len, reverse=True)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run ended before its plan did."""
+        last = self.last_evaluation
+        if last is not None and last.step >= self.last_step and last.stop_reason is not None:
+            return last.stop_reason
+        reason = self.end.get("reason")
+        return None if reason is None else str(reason)
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """How the last start ended, as the trainer wrote it down; empty while it goes on, and if it was killed."""
+        return end_of(self.starts[-1]) if self.starts else {}
+
+    @property
+    def error(self) -> str | None:
+        """The kind of error that ended the run, if one did."""
+        return str(self.end.get("error") or "an error") if self.end.get("how") == FAILED else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Tell whether the run came to its end."""
+        if self.error is not None:
+            return False
+        total = self.total_steps
+        is_over = ended_for_good(self.end, self.settings)
+        return is_over or self.stop_reason is not None or (total is not None and self.last_step >= total)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Tell whether a trainer seems to be at work: the lock has a holder's name, and something was just written."""
+        if self.end or self.is_finished or not _is_held(self.root / "lock"):
+            return False
+        return time.time() - self._last_change() < STALE_SECONDS
+
+    def _last_change(self) -> float:
+        """Return when the run last wrote something that grows while it trains."""
+        logs = self.root / str(self.settings.get("logs_dir") or "logs")
+        written = (
+            self.root / "lock",
+            self.root / "ledger.jsonl",
+            self.checkpoints_dir,
+            *logs.glob(f"*/{METRICS_FILE}"),
+        )
+        return max((path.stat().st_mtime for path in written if path.exists()), default=0.0)
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        return lock.stat().st_size > 0
+    except OSError:
+        return False
+
+
+# From the files of a run's folder to a `RunRecord`, read so that nothing in them can make the reading fail.
+#
+# What cannot be read becomes a sentence in `problems`, and its place stays empty.
+
+MARKS_OF_A_RUN = (CONFIG_FILE, "plan.json", f"logs/*/{METRICS_FILE}")
+
+LARGEST, LATEST = 1e300, 1e11  # a value that can be drawn, a moment that has a date
+_EVENTS_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\.")
+
+
+def read_runs(roots: Sequence[str | os.PathLike[str]]) -> list[RunRecord]:
+    """Read several runs; each has a name that tells it from the others."""
+    if not roots:
+        raise ConfigError("no run was given: name the folder of at least one")
+    folders = [Path(root) for root in roots]
+    return [read_run(folder, name) for folder, name in zip(folders, _short_names(folders), strict=True)]
+
+
+def read_run(root: str | os.PathLike[str], name: str | None = None) -> RunRecord:
+    """Read a run's folder; an error only if it is none."""
+    folder = Path(root)
+    if not any(any(folder.glob(mark)) for mark in MARKS_OF_A_RUN):  # others have folders of such names, too
+        raise ConfigError(
+            f"{folder} is not the folder of a run: it has none of {', '.join(MARKS_OF_A_RUN)}. Name the output_dir of "
+            "a run; `hezar-train runs` lists those in ./runs."
+        )
+    return _Reader(folder, name or _short_names([folder])[0]).read()
+
+
+def _short_names(folders: Sequence[Path]) -> list[str]:
+    """Name folders by as many of their last parts as it takes to tell them apart."""
+    parts = [folder.resolve().parts[1:] or (str(folder),) for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-length:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(each[-1:])} ({number})" for number, each in enumerate(parts, start=1)]
+
+
+class _Reader:
+    """Read one folder and note what is wrong with it."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self._root = root
+        self._run = RunRecord(root, name)
+
+    def read(self) -> RunRecord:
+        run = self._run
+        run.settings = self._settings()
+        run.plan, run.recipe = self._json("plan.json"), self._json("recipe.json")
+        run.best = self._json("best.json")
+        run.starts = starts_in(self._json(STARTS_FILE))
+        logs = self._root / str(run.settings.get("logs_dir") or "logs")
+        run.rows = list(self._rows(logs, METRICS_FILE))
+        run.dropped_rows = list(self._rows(logs, METRICS_FILE + DROPPED_SUFFIX))
+        run.start_times = self._start_times(logs)
+        saved = _numbered(run.checkpoints_dir, "*")
+        run.newest_saved_step = max(saved, default=0)
+        run.settings_by_start = [*self._earlier_settings(saved), run.settings]
+        self._read_evaluations()
+        return run
+
+    def _settings(self) -> dict[str, Any]:
+        path = self._root / CONFIG_FILE
+        if not path.exists():
+            self._run.problems.append(f"{CONFIG_FILE} is missing: the config is not shown")
+            return {}
+        try:
+            return read_mapping(path)
+        except ConfigError as error:
+            self._run.problems.append(f"{error}: the config is not shown")
+            return {}
+
+    def _earlier_settings(self, saved: dict[int, Path]) -> Iterator[dict[str, Any]]:
+        """Yield the config of each start but the last: that of the newest checkpoint that it left, if there is one."""
+        for start, following in pairwise(self._run.starts):
+            ends = [one["step"] for one in (start, following) if is_number(one.get("step"))]
+            left = [step for step in saved if len(ends) == 2 and ends[0] < step <= ends[1]]
+            try:
+                yield read_mapping(saved[max(left)] / CONFIG_FILE) if left else {}
+            except ConfigError:  # the checkpoint's own health is told elsewhere
+                yield {}
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self._root / name
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            self._run.problems.append(f"{name} cannot be read: {error}")
+            return {}
+        if not isinstance(found, dict):
+            self._run.problems.append(f"{name} holds a {type(found).__name__}; expected names and values")
+            return {}
+        return found
+
+    def _rows(self, logs: Path, name: str) -> Iterator[Row]:
+        """Yield the rows of all logs folders, oldest first."""
+        for path in sorted(logs.glob(f"*/{name}")):
+            shown = path.relative_to(self._root)
+            try:
+                lines = path.read_bytes().splitlines(keepends=True)
+            except OSError as error:
+                self._run.problems.append(f"{shown} cannot be read: {error}")
+                continue
+            rows = [_row(line) for line in lines if line.endswith(b"\n")]  # a last one without is being written
+            if damaged := [number for number, row in enumerate(rows, start=1) if row is None]:
+                told = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
+                self._run.problems.append(f"{shown}: {len(damaged)} lines are no logged rows (line {told})")
+            yield from (row for row in rows if row is not None)
+
+    def _start_times(self, logs: Path) -> list[float]:
+        """Return when the run was started, each time: as recorded, else by the names of TensorBoard's files."""
+        recorded: list[Any] = [one.get("time") for one in self._run.starts]
+        if times := sorted(float(moment) for moment in recorded if is_moment(moment)):
+            return times
+        names = [_EVENTS_FILE.match(path.name) for path in logs.glob("*/events.out.tfevents.*")]
+        return sorted({float(match.group(1)) for match in names if match})
+
+    def _read_evaluations(self) -> None:
+        """Read the newest record that can be read, and that of the best checkpoint."""
+        run = self._run
+        paths = _numbered(self._root / "evaluations", "*.json")
+        read: dict[int, Evaluation | None] = {}
+        for step in sorted(paths, reverse=True):
+            run.last_evaluation = read[step] = self._evaluation(paths[step], step)
+            if run.last_evaluation is not None:
+                break
+        best = run.best_step
+        if best in paths:
+            run.best_evaluation = read[best] if best in read else self._evaluation(paths[best], best)
+
+    def _evaluation(self, path: Path, step: int) -> Evaluation | None:
+        found = self._json(str(path.relative_to(self._root)))
+        if not found:
+            return None
+        reason, loss_name = found.get("stop_reason"), found.get("sample_loss_name")
+        metrics = {
+            str(name): _number(value) for name, value in _mapped(found.get("metrics")).items() if is_number(value)
+        }
+        return Evaluation(
+            step,
+            metrics,
+            {str(name): list(self._tables(tables, path)) for name, tables in _mapped(found.get("tables")).items()},
+            _records_by_set(found.get("worst_samples")),
+            _records_by_set(found.get("examples")),
+            None if reason is None else str(reason),
+            loss_name if isinstance(loss_name, str) and loss_name else "loss",
+        )
+
+    def _tables(self, tables: Any, path: Path) -> Iterator[Table]:
+        for table in _listed(tables):
+            try:
+                yield _table(table)
+            except (KeyError, TypeError, ValueError):
+                self._run.problems.append(f"{path.relative_to(self._root)}: a table in it is malformed")
+
+
+def _table(found: Any) -> Table:
+    rows, columns = [str(one) for one in found["rows"]], [str(one) for one in found["columns"]]
+    values = [[_number(value) for value in row] for row in found["values"]]
+    if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
+        raise ValueError("the values do not fit the names")
+    return Table(str(found["name"]), rows, columns, values)
+
+
+def _row(line: bytes) -> Row | None:
+    """Read a logged row; None if it is none."""
+    try:
+        record = json.loads(line)
+        step, epoch, seconds = int(record.pop("step")), int(record.pop("epoch")), float(record.pop("time"))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    if step < 0 or not 0 <= seconds < LATEST:
+        return None
+    return Row(step, epoch, seconds, {name: _number(value) for name, value in record.items() if is_number(value)})
+
+
+def _numbered(folder: Path, pattern: str) -> dict[int, Path]:
+    """Return what is named after a step, by step."""
+    return {int(path.stem): path for path in folder.glob(pattern) if path.stem.isdecimal() and path.stem.isascii()}
+
+
+def is_moment(value: Any) -> bool:
+    """Tell whether a value can be the moment of something."""
+    return is_number(value) and 0 < value < LATEST
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: float) -> float:
+    """Return a number that axes can hold: what is beyond is as good as infinite."""
+    if value > LARGEST:
+        return math.inf
+    return -math.inf if value < -LARGEST else float(value)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapped(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _records_by_set(value: Any) -> dict[str, list[dict[str, Any]]]:
+    found = {
+        str(name): [one for one in _listed(rows) if isinstance(one, dict)] for name, rows in _mapped(value).items()
+    }
+    return {name: rows for name, rows in found.items() if rows}
+
+
+# When a run was at work: its starts, the pauses between them, and where the time went.
+#
+# A start is known by its record, else by the TensorBoard file that each start opens. It lasts until its recorded end;
+# one that was killed has none, and lasts until the last row that was logged before the next one, kept or taken back:
+# what was lost between that row and a kill is not known.
+
+SECONDS_NAME = re.compile(r"time\.(\w+)_seconds")
+"""Rows may tell how many seconds since the row before went into something."""
+
+
+LEAST_OTHER = 0.01
+"""Of all time: opening files and the like."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One stretch of work, in wall-clock seconds and steps."""
+
+    begun: float
+    ended: float
+    first_step: int
+    last_step: int
+    steps_done_again: int
+    """Steps past the checkpoint that it resumed from, which had been done before."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What the trainer wrote down of it."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.ended - self.begun
+
+
+class Clock:
+    """Turn a moment into seconds of work since the run began: pauses between starts do not count."""
+
+    def __init__(self, starts: list[Start]) -> None:
+        self._starts = starts
+        self._begun = [start.begun for start in starts]
+
+    def seconds(self, moment: float) -> float:
+        """Return the seconds of work before a moment."""
+        number = bisect.bisect_right(self._begun, moment) - 1
+        if number < 0:
+            return 0.0
+        before = sum(start.seconds for start in self._starts[:number])
+        start = self._starts[number]
+        return before + min(moment, start.ended) - start.begun
+
+
+@dataclass(frozen=True)
+class TimeSplit:
+    """Seconds of work by what they went into."""
+
+    seconds: dict[str, float]
+    is_measured: bool
+    """False: estimated from the moments at which rows were logged."""
+
+
+def starts_of(run: RunRecord) -> list[Start]:
+    """Return the starts of a run, oldest first; none if nothing was logged and no end was recorded."""
+    rows = sorted([*run.rows, *run.dropped_rows], key=lambda row: row.time)
+    records = {start.get("time"): start for start in run.starts if is_moment(start.get("time"))}
+    last_row = rows[-1].time if rows else 0.0
+    begun = [moment for moment in run.start_times if moment <= last_row or end_of(records.get(moment, {}))]
+    if rows and (not begun or begun[0] > rows[0].time):
+        begun.insert(0, rows[0].time)
+    starts: list[Start] = []
+    reached = 0
+    for moment, following in zip(begun, [*begun[1:], math.inf], strict=False):
+        during = [row for row in rows if moment <= row.time < following]
+        record = records.get(moment, {})
+        first = _resumed_at(run, moment, record) if starts else 0
+        ended, last = _ended(record, *((during[-1].time, during[-1].step) if during else (moment, first)))
+        starts.append(Start(moment, ended, first, max(first, last), max(0, min(reached, last) - first), record))
+        reached = max(reached, last)
+    return starts
+
+
+def _resumed_at(run: RunRecord, moment: float, record: Mapping[str, Any]) -> int:
+    """Return the step that a start went on from: as recorded, else the last one logged before it and kept."""
+    if isinstance(record.get("step"), int):
+        return int(record["step"])
+    return max((row.step for row in run.rows if row.time < moment), default=0)
+
+
+def _ended(record: Mapping[str, Any], moment: float, step: int) -> tuple[float, int]:
+    """Return when and at which step a start ended: as recorded, but not before what it is known to have done."""
+    end = end_of(record)
+    told, last = end.get("time", 0.0), end.get("step", 0)
+    return max(moment, told) if is_moment(told) else moment, max(step, last) if isinstance(last, int) else step
+
+
+def time_split(run: RunRecord, starts: list[Start]) -> TimeSplit:
+    """Return where the time of a run went, as its rows tell it, or as far as their moments do."""
+    total = sum(start.seconds for start in starts)
+    rows = [*run.rows, *run.dropped_rows]
+    measured: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            if (match := SECONDS_NAME.fullmatch(name)) and math.isfinite(value):
+                measured[match.group(1)] = measured.get(match.group(1), 0.0) + value
+    if measured:
+        rest = total - sum(measured.values())
+        return TimeSplit(measured | ({"other": rest} if rest > 0 else {}), is_measured=True)
+    if any(_seconds_of(start) for start in starts):
+        return _recorded_split(rows, starts)
+    looking = min(total, _seconds_before_evaluations(rows))
+    return TimeSplit({"training": total - looking, "saving and evaluation": looking}, is_measured=False)
+
+
+def _recorded_split(rows: list[Row], starts: list[Start]) -> TimeSplit:
+    """Sum what the trainer wrote down of each start; what it did not, of one that was killed, was mostly training."""
+    total = dict.fromkeys(("training", "data", "evaluation", "saving"), 0.0)
+    for start in starts:
+        seconds = _seconds_of(start)
+        if not seconds:
+            seconds["evaluation"] = _seconds_before_evaluations(
+                [r for r in rows if start.begun <= r.time <= start.ended]
+            )
+        rest = start.seconds - sum(seconds.values())
+        for name, value in [*seconds.items(), ("other" if end_of(start.record) else "training", max(0.0, rest))]:
+            total[name] = total.get(name, 0.0) + value
+    if total.get("other", 0.0) < LEAST_OTHER * sum(total.values()):
+        total.pop("other", None)
+    return TimeSplit(total, is_measured=all(map(_seconds_of, starts)))
+
+
+def _seconds_of(start: Start) -> dict[str, float]:
+    found = start.record.get("seconds")
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {str(name): float(value) for name, value in pairs if is_number(value) and 0 <= value < math.inf}
+
+
+def _seconds_before_evaluations(rows: list[Row]) -> float:
+    """Sum the time between a training row and the evaluation row of the same step."""
+    total, before = 0.0, None
+    for row in sorted(rows, key=lambda one: one.time):
+        if not all(name.startswith("evaluation.") for name in row.values):
+            before = row
+        elif before is not None and before.step == row.step:
+            total, before = total + row.time - before.time, None
+    return total
+
+
+# The checkpoints of a run and whether they are whole; hashes are checked as long as that is a matter of a moment.
+
+MOST_BYTES_HASHED = 256_000_000
+"""Of all checkpoints of a run together; beyond, sizes are compared and `hezar-train verify` does the rest."""
+
+VERIFIED, SIZES_MATCH = "verified", "sizes match"
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """One checkpoint on disk."""
+
+    step: int
+    path: Path
+    size_bytes: int
+    saved_at: float
+    health: str
+    is_good: bool
+
+
+def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
+    """Return the checkpoints in a folder, newest first, each with its health."""
+    found = sorted((path for path in folder.glob("[0-9]*") if path.name.isdecimal()), key=lambda path: int(path.name))
+    return list(_examined(found))
+
+
+def _examined(paths: list[Path]) -> Iterator[SavedCheckpoint]:
+    room = MOST_BYTES_HASHED
+    for path in reversed(paths):  # the newest matter most
+        health, size, is_good = _health(path, room)
+        room -= size if health == VERIFIED else 0
+        try:
+            saved_at = path.stat().st_mtime
+        except OSError:  # retention was faster
+            continue
+        yield SavedCheckpoint(int(path.name), path, size, saved_at, health, is_good)
+
+
+def _health(path: Path, room: int) -> tuple[str, int, bool]:
+    """Return what can be said of a checkpoint, its size, and whether that is good."""
+    from hezar_train.checkpoint.manifest import read_manifest, verify
+
+    size = 0
+    try:
+        manifest = read_manifest(path)
+        size = sum(record.size for record in manifest.files.values())
+        if size <= room:
+            verify(path)
+            return VERIFIED, size, True
+        for name, record in manifest.files.items():
+            if (found := (path / name).stat().st_size) != record.size:
+                return f"damaged: {name} has {found} bytes instead of {record.size}", size, False
+    except (CheckpointError, OSError) as error:
+        return f"damaged: {error}", size, False
+    return SIZES_MATCH, size, True

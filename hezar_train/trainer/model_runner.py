@@ -1,0 +1,285 @@
+"""The protocol between the loop and a user's model: how to call it, where its loss comes from.
+
+Every part is optional. A model takes a tensor, a tuple or keywords; returns a tensor, a mapping or a `ModelOutput`;
+and brings its loss as `compute_loss`, through the config's `criterion`, or as `outputs["loss"]`, in this order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hezar_train.data import Window, batch_length
+from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.loop import Context
+from hezar_train.metrics import IGNORED_LABEL
+from hezar_train.optim.lookup import import_dotted, is_dotted
+from hezar_train.runtime import Processes
+from hezar_train.types import TaskType
+
+__all__ = [
+    "ModelCaller",
+    "Regularizer",
+    "Weigher",
+    "as_outputs",
+    "build_criterion",
+    "counts_labels",
+    "find_regularizer",
+    "label_counter",
+    "labels_of",
+    "others_of",
+    "register_regularizer",
+]
+
+LABEL_KEYS = ("labels", "label")
+
+
+class ModelCaller:
+    """Call a model with the batches it understands; signatures are read once, from the unwrapped model."""
+
+    def __init__(
+        self, model: Callable[..., Any], unwrapped: nn.Module, criterion: Callable[..., torch.Tensor] | None
+    ) -> None:
+        self._model, self._criterion = model, criterion
+        self._parameters = inspect.signature(unwrapped.forward).parameters
+        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
+        self._accepted: dict[tuple[str, ...], list[str] | None] = {}
+        self._own_loss = getattr(unwrapped, "compute_loss", None)
+        self._own_loss_names = _names_of(self._own_loss)
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        """Run the model on a batch; return its outputs as a new dict, a bare tensor under "logits"."""
+        if isinstance(batch, list | tuple) and batch:
+            return as_outputs(self._model(*batch[:-1] if len(batch) > 1 else batch))
+        if isinstance(batch, torch.Tensor):
+            return as_outputs(self._model(batch))
+        if isinstance(batch, Mapping):
+            return as_outputs(self._model(**self._arguments(batch)))
+        raise DataError(
+            f"a batch of type {type(batch).__name__} was given; expected a mapping of the model's arguments, a "
+            "tensor, or a tuple (inputs..., labels). Change what the data_collator returns."
+        )
+
+    def loss(self, outputs: Mapping[str, Any], labels: Any, others: Mapping[str, Any]) -> torch.Tensor:
+        """Return the loss: the model's `compute_loss`, else the criterion, else what the model returned."""
+        if self._own_loss is not None:
+            known = {**others, **outputs, "labels": labels}
+            names = self._own_loss_names
+            found: torch.Tensor = self._own_loss(**{k: v for k, v in known.items() if names is None or k in names})
+        elif self._criterion is not None:
+            found = self._criterion(*_fitted(_logits(outputs), labels, self._criterion))
+        elif outputs.get("loss") is not None:
+            found = outputs["loss"]
+        else:
+            raise DataError(
+                f"no loss: the model has no compute_loss(), returned no 'loss' (it returned: {choices(outputs)}), and "
+                "criterion is not set. Set criterion='CrossEntropyLoss' (any loss of torch.nn), or return a loss."
+            )
+        return found if found.ndim == 0 else found.mean()
+
+    def _arguments(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._takes_all:
+            return batch
+        keys = tuple(batch)
+        if keys not in self._accepted:
+            self._accepted[keys] = self._choose(keys)
+        accepted = self._accepted[keys]
+        return batch if accepted is None else {key: batch[key] for key in accepted}
+
+    def _choose(self, keys: tuple[str, ...]) -> list[str] | None:
+        """Return the keys that forward() takes, None for all of them; raise if it lacks one it needs."""
+        accepted = [key for key in keys if key in self._parameters]
+        needed = [
+            name for name, p in self._parameters.items() if p.default is p.empty and p.kind is not p.VAR_POSITIONAL
+        ]
+        missing = [name for name in needed if name not in accepted]
+        if missing:
+            raise DataError(
+                f"the model's forward() needs {choices(missing)}, but the batch has only: {choices(keys)}. Rename "
+                "the keys in the data_collator or override prepare_input_batch()."
+            )
+        return None if len(accepted) == len(keys) else accepted
+
+
+def labels_of(batch: Any) -> Any:
+    """Find a batch's labels: under "labels" or "label", or last in a tuple."""
+    if isinstance(batch, list | tuple):
+        return batch[-1] if len(batch) > 1 else None
+    if isinstance(batch, Mapping):
+        return next((batch[key] for key in LABEL_KEYS if key in batch), None)
+    return None
+
+
+def others_of(batch: Any) -> Mapping[str, Any]:
+    """Return what a batch holds beside its labels, by name."""
+    if not isinstance(batch, Mapping):
+        return {}
+    return {key: value for key, value in batch.items() if key != "labels"}
+
+
+def as_outputs(outputs: Any) -> dict[str, Any]:
+    """Return what a model gave as a new dict, a bare tensor under "logits", or "loss" if it is a single number."""
+    if isinstance(outputs, torch.Tensor):
+        return {"loss" if outputs.ndim == 0 else "logits": outputs}
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    raise DataError(
+        f"the model returned a {type(outputs).__name__}; expected a tensor (the logits, or a 0-d loss) or a "
+        "mapping such as {'logits': ..., 'loss': ...}."
+    )
+
+
+def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
+    """Build a loss of `torch.nn` by name, or call what a dotted path names."""
+    if name is None:
+        return None
+    if "." not in name:
+        return getattr(nn, name)()  # type: ignore[no-any-return]
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"criterion={name!r} cannot be imported: {error}") from error
+    return found() if isinstance(found, type) else found  # type: ignore[no-any-return]
+
+
+def _logits(outputs: Mapping[str, Any]) -> torch.Tensor:
+    if "logits" not in outputs:
+        raise DataError(f"criterion is set, but the model returned no 'logits': it returned {choices(outputs)}.")
+    return outputs["logits"]  # type: ignore[no-any-return]
+
+
+def _fitted(logits: torch.Tensor, labels: Any, criterion: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bring logits and labels to the shapes that losses expect."""
+    if labels is None:
+        raise DataError("criterion is set, but the batch has no labels. Put them under 'labels', or last in the tuple.")
+    if isinstance(criterion, nn.CrossEntropyLoss) and logits.ndim > 2 and labels.ndim == logits.ndim - 1:
+        return logits.flatten(0, -2), labels.flatten()
+    if logits.ndim == labels.ndim + 1 and logits.shape[-1] == 1:
+        return logits.squeeze(-1), labels  # (n, 1) against (n,) would silently broadcast to (n, n)
+    if labels.ndim == logits.ndim + 1 and labels.shape[-1] == 1:
+        return logits, labels.squeeze(-1)
+    return logits, labels
+
+
+def _names_of(function: Callable[..., Any] | None) -> frozenset[str] | None:
+    """Return the keywords a function takes, None if it takes all."""
+    if function is None:
+        return frozenset()
+    parameters = inspect.signature(function).parameters
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else frozenset(parameters)
+
+
+# What a returned loss is the mean of: samples, or labels that count.
+#
+# The weight of a micro-batch in its window is its number of units, so that splitting a batch does not change the
+# gradient, also with padding and in a short last window.
+
+LABEL_TASKS = {TaskType.SEQUENCE_LABELING, TaskType.MASK_FILLING, TaskType.TEXT_GENERATION, TaskType.LANGUAGE_MODELING}
+LABEL_MODELS = ("ForTokenClassification", "ForMaskedLM")
+CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
+
+
+class Weigher:
+    """Say what the micro-batches of a window weigh, before the first of them is trained on."""
+
+    def __init__(self, units_in: Callable[[Any], float] | None, processes: Processes) -> None:
+        """Count the units in a batch by `units_in`; without it they are its samples."""
+        self._units_in, self._processes = units_in, processes
+
+    def weigh(self, window: Window) -> Window:
+        """Say what each micro-batch weighs, and all of them on all processes together."""
+        self.weigh_here(window)
+        if self._processes.count > 1:
+            by_samples = window.count > 0 and self._units_in is None
+            total = float(window.count) if by_samples else self._processes.sum([window.total_weight])[0]
+            window.total_weight = total
+        return window
+
+    def weigh_here(self, window: Window) -> Window:
+        """Say what each micro-batch of this process weighs, and all of them together."""
+        sizes = window.sizes or map(batch_length, window.batches)
+        window.weights = [
+            self.weight_of(batch, size) if size else 0.0 for batch, size in zip(window.batches, sizes, strict=True)
+        ]
+        window.total_weight = sum(window.weights)
+        return window
+
+    def weight_of(self, batch: Any, size: int) -> float:
+        """Return the units in a batch of so many samples."""
+        return float(size) if self._units_in is None else self._units_in(batch)
+
+
+def counts_labels(loss_weight: str | None, task: str | None, model: nn.Module) -> bool:
+    """Tell whether the units of this model's loss are labels (else they are samples)."""
+    if loss_weight is not None:
+        return loss_weight == "labels"
+    if task is not None and task in LABEL_TASKS:
+        return True
+    return _is_encoder_decoder(model) is True or type(model).__name__.endswith(LABEL_MODELS + CAUSAL_MODELS)
+
+
+def label_counter(task: str | None, model: nn.Module) -> Callable[[Any], float]:
+    """Return a function that counts a batch's labels; a causal model never predicts the first position."""
+    first = 1 if _is_causal(task, model) else 0
+
+    def count(batch: Any) -> float:
+        labels = labels_of(batch)
+        if not isinstance(labels, torch.Tensor):
+            raise DataError(
+                "the loss is weighed by labels, but the batch has no tensor 'labels'. Set loss_weight='samples'."
+            )
+        counted = labels[..., first:] if labels.ndim > 1 else labels
+        return float((counted != IGNORED_LABEL).sum())
+
+    return count
+
+
+def _is_causal(task: str | None, model: nn.Module) -> bool:
+    if task == TaskType.LANGUAGE_MODELING:
+        return True
+    if _is_encoder_decoder(model) is not None:
+        return not _is_encoder_decoder(model) and (task == TaskType.TEXT_GENERATION or _holds_causal(model))
+    return _holds_causal(model)
+
+
+def _holds_causal(model: nn.Module) -> bool:
+    """Tell whether a model is, or directly wraps, a causal one of transformers."""
+    return any(type(part).__name__.endswith(CAUSAL_MODELS) for part in (model, *model.children()))
+
+
+def _is_encoder_decoder(model: nn.Module) -> bool | None:
+    """Read a transformers-like config; None where the model does not say."""
+    return getattr(getattr(model, "config", None), "is_encoder_decoder", None)
+
+
+# What may be added to the loss: functions of the context, by a registered name or a dotted path.
+
+Regularizer = Callable[[Context], object]
+
+_REGISTERED: dict[str, Regularizer] = {}
+
+
+def register_regularizer(name: str, regularizer: Regularizer) -> None:
+    """Make a function of the context known as `regularizer=name`."""
+    _REGISTERED[name] = regularizer
+
+
+def find_regularizer(name: str | None) -> Regularizer | None:
+    """Return what a config names; None for none."""
+    if name is None:
+        return None
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if not is_dotted(name):
+        raise ConfigError(
+            f"regularizer={name!r} is not registered. Registered: {choices(_REGISTERED) or 'none'}."
+            f"{suggestion(name, _REGISTERED)} Use register_regularizer(name, function) or a dotted path."
+        )
+    found: Regularizer = import_dotted(name, setting="regularizer")
+    return found
