@@ -12,7 +12,7 @@ from hezar_train.data.collators import (
 from hezar_train.data.loader import collator_for, is_stream, open_source
 from hezar_train.data.sampler import Permutation, RangedSampler
 from hezar_train.data.seeding import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
-from hezar_train.data.splits import SPLITS, is_splits, parse_splits
+from hezar_train.data.splits import SPLITS, Splits, is_splits, parse_splits
 from hezar_train.data.windows import Order, Source, Window, batch_length, cut_window, rank_ranges, without_filler
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "SequenceLabelingDataCollator",
     "Source",
     "SpeechRecognitionDataCollator",
+    "Splits",
     "TextGenerationDataCollator",
     "TextPaddingDataCollator",
     "Window",

@@ -111,6 +111,8 @@ class Splits:
     @classmethod
     def of(cls, train: Any, evaluation: Any, parse: Callable[[Any], Mapping[str, Any]] | None = None) -> Splits:
         """Sort out what was given: a dict of splits as the training data, or a set for each purpose."""
+        if isinstance(train, Splits):
+            return train
         is_dict = train is not None and (parse is not None or is_splits(train))
         if is_dict:
             entries = dict((parse or parse_splits)(train))

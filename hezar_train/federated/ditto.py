@@ -22,7 +22,7 @@ from hezar_train.errors import ConfigError
 from hezar_train.loop import Context, Hook, HookSet, Moment
 from hezar_train.multi_model import MultiModelTrainer
 from hezar_train.trainer import RoutineResult, Trainer
-from hezar_train.trainer.export import give_parameters, take_parameters
+from hezar_train.trainer.export import exchanged_names, give_parameters, take_parameters
 
 __all__ = ["GLOBAL", "PERSONAL", "DittoTrainer", "wrap_DittoTrainer"]
 
@@ -86,9 +86,9 @@ class DittoTrainer(MultiModelTrainer):
         metrics = {**result.metrics, "train_total_local_model": float(personal)}
         return RoutineResult(shared, metrics, self.get_model_para)
 
-    def _facts(self) -> dict[str, Any]:
+    def run_facts(self) -> dict[str, Any]:
         return {
-            **super()._facts(),
+            **super().run_facts(),
             "regular_weight": self._regular_weight,
             "personal_steps": self._personal_steps,
         }
@@ -96,28 +96,29 @@ class DittoTrainer(MultiModelTrainer):
     def get_model_para(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
         """Return copies of the global model's parameters that are exchanged."""
         model = self.models[GLOBAL]
-        return give_parameters(model, self._exchanged_of(model))
+        return give_parameters(model, exchanged_names(model, self.config))
 
     def update(self, model_parameters: Mapping[str, Any], strict: bool = False) -> None:
         """Take parameters over into the global model."""
         model = self.models[GLOBAL]
-        take_parameters(model, model_parameters, self._exchanged_of(model), strict=strict)
+        take_parameters(model, model_parameters, exchanged_names(model, self.config), strict=strict)
 
 
 def wrap_DittoTrainer(  # noqa: N802 - the name that FederatedScope gives it
-    base_trainer: Trainer, regular_weight: float = 0.1, personal_steps: int | None = None
-) -> DittoTrainer:
-    """Return a DittoTrainer of another trainer's config, model, data and hook objects.
+    base_trainer: Trainer, regular_weight: float = 0.1, personal_steps: int | None = None,
+    kind: type[DittoTrainer] = DittoTrainer,
+) -> DittoTrainer:  # fmt: skip
+    """Return a DittoTrainer, of a `kind`, of another trainer's config, model, data and hook objects.
 
     A run that is to be resumed is built as a `DittoTrainer`: its checkpoints hold two models, which no other one reads.
     """
-    if type(base_trainer) is not Trainer:
+    if isinstance(base_trainer, MultiModelTrainer) or not issubclass(kind, type(base_trainer)):
         raise ConfigError(
             f"wrap_DittoTrainer was given a {type(base_trainer).__name__}, whose own methods would be lost; expected a "
             "plain Trainer. Write a subclass of DittoTrainer instead."
         )
     splits = base_trainer.splits
-    return DittoTrainer(
+    return kind(
         base_trainer.config,
         unwrap(base_trainer.model),
         dict(splits.data) if splits.is_dict else base_trainer.train_dataset,
@@ -127,7 +128,7 @@ def wrap_DittoTrainer(  # noqa: N802 - the name that FederatedScope gives it
         data_collator=base_trainer.data_collator,
         preprocessor=base_trainer.preprocessor,
         metrics_handler=base_trainer.metrics_handler,
-        hooks=base_trainer._hook_objects,
+        hooks=base_trainer.parts.checkpointing.hooks,
     )
 
 

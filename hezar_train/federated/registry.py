@@ -54,10 +54,15 @@ def get_trainer(
     device: Any = None,
     only_for_eval: bool = False,
     monitor: Monitor | None = None,
+    kinds: Mapping[TrainerBuilder, TrainerBuilder] | None = None,
     **arguments: Any,
 ) -> Any:
-    """Build a trainer by name and add plug-ins to it, each with its settings; `arguments` go to the trainer as well."""
+    """Build a trainer by name and add plug-ins to it, each with its settings; `arguments` go to the trainer as well.
+
+    `kinds` are classes to build instead of those that the names stand for.
+    """
     build = _find(trainer_type, _TRAINERS, "trainer_type")
+    build = (kinds or {}).get(build, build)
     chosen = [(_find(name, _PLUGINS, "plug-in"), settings) for name, settings in _in_order(plugins or {})]
     if device is not None:
         config = copy.copy(config)

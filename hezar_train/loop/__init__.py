@@ -1,8 +1,20 @@
-"""The loop: one walk, its moments, the hooks at them and the context they see."""
+"""The loop: one walk, its moments, the hooks at them, and what a step knows."""
 
-from hezar_train.loop.context import LIFECYCLE, Alias, Context, CtxVar, Lifecycle, lifecycle
-from hezar_train.loop.hooks import HOOK_TRIGGER, TRIGGER, Hook, HookCall, HookSet, Moment, moment_named, name_of
-from hezar_train.loop.loop import Routine
+from hezar_train.loop.context import LIFECYCLE, Alias, Context, CtxVar, Lifecycle, Step, lifecycle
+from hezar_train.loop.hooks import (
+    HOOK_TRIGGER,
+    TRIGGER,
+    Hook,
+    HookCall,
+    HookSet,
+    Moment,
+    insert_hook,
+    moment_named,
+    name_of,
+    replace_hook,
+    reset_hook,
+)
+from hezar_train.loop.loop import EpochBatches, Fit, Loop, Routine, Verbs, add_loss, note_loss, share_of
 
 __all__ = [
     "HOOK_TRIGGER",
@@ -11,13 +23,24 @@ __all__ = [
     "Alias",
     "Context",
     "CtxVar",
+    "EpochBatches",
+    "Fit",
     "Hook",
     "HookCall",
     "HookSet",
     "Lifecycle",
+    "Loop",
     "Moment",
     "Routine",
+    "Step",
+    "Verbs",
+    "add_loss",
+    "insert_hook",
     "lifecycle",
     "moment_named",
     "name_of",
+    "note_loss",
+    "replace_hook",
+    "reset_hook",
+    "share_of",
 ]

@@ -1,22 +1,24 @@
-"""What the current batch, epoch and routine are doing: a stack of frames, so that routines nest.
+"""What the current step, epoch and routine are doing.
 
-A name that is set belongs to the innermost frame and vanishes with it; `CtxVar` gives it a shorter life. A name that
-the frame does not have is looked up among the shared ones (model, config, state, ...), which live as long as the
-trainer, and may there be a function of the context: an alias. Nothing here is ever saved.
+`Step` declares everything that one step knows. `Context` is what hooks see: the step's names, a stack of frames so that
+routines nest, and shared names (model, config, state, ...) that live as long as the trainer. A name that is set belongs
+to the innermost frame and vanishes with it; `CtxVar` gives it a shorter life. A shared name may be a function of the
+context: an alias. Nothing here is ever saved.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from hezar_train.data import Window
 from hezar_train.types import Mode
 
-__all__ = ["LIFECYCLE", "Alias", "Context", "CtxVar", "Lifecycle", "lifecycle"]
+__all__ = ["LIFECYCLE", "Alias", "Context", "CtxVar", "Lifecycle", "Step", "lifecycle"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,8 +34,58 @@ class Lifecycle(StrEnum):
 
 LIFECYCLE = Lifecycle
 
-OWN_BATCH_NAMES = frozenset({"batch", "outputs", "loss", "loss_regular"})
-"""What the loop itself sets for a batch."""
+
+class Step:
+    """What one step knows, from its batch to its update; None is what is not known yet, or no longer.
+
+    Slots, because the loop and the default hooks read and write these names in every step.
+    """
+
+    __slots__ = (
+        "applied", "batch", "batch_in_window", "closes_window", "cur_batch_i", "grad_norm", "is_loss_noted", "loss",
+        "loss_regular", "loss_value", "outputs", "window", "window_loss",
+    )  # fmt: skip
+
+    window: Window
+    """The micro-batches of the update under way, and what each weighs."""
+    batch: Any
+    """The micro-batch, as `prepare_input_batch` made it; until the batch ends."""
+    batch_in_window: int
+    closes_window: bool
+    """Whether this micro-batch is the last of its update."""
+    cur_batch_i: int
+    """The number of the batch in its epoch, from 0 on."""
+    outputs: Any
+    """What the model returned, as a dict; until the batch ends."""
+    loss: Any
+    """The loss of the micro-batch, with its graph; until the batch ends."""
+    loss_regular: Any
+    """What a regulariser adds to it; until the batch ends."""
+    window_loss: Any
+    """The weighted loss of the window's micro-batches so far, on the device."""
+    is_loss_noted: bool
+    """Whether this micro-batch is in `window_loss`."""
+    loss_value: float | None
+    """The loss of the update, as a number; known when it is guarded."""
+    grad_norm: float | None
+    """The norm of the update's gradients before they are clipped; until the next update."""
+    applied: bool
+    """Whether the optimizer has stepped; a scaler may skip an update."""
+
+    def __init__(self) -> None:
+        for name in Step.__slots__:
+            setattr(self, name, None)
+
+    def end_batch(self) -> None:
+        """Let go of what belongs to the batch: its graph would live through the next step."""
+        self.batch = self.outputs = self.loss = self.loss_regular = None
+
+
+STEP_NAMES = frozenset(Step.__slots__)
+BATCH_NAMES = frozenset({"batch", "outputs", "loss", "loss_regular"})
+"""Names of a step that end with its batch."""
+MAY_BE_NONE = frozenset({"loss_value"})
+"""Names of a step that hooks may read before they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +106,21 @@ class Alias:
 class Context:
     """One bag of names for hooks: `ctx.x`, `ctx["x"]`, `ctx.get("x")`, `del ctx.x`, `"x" in ctx`."""
 
+    step: Step
+    """What the step under way knows; its names are the context's, too."""
+
     def __init__(self, **shared: Any) -> None:
         own = self.__dict__
-        own["_frames"], own["_shared"], own["_lives"] = [], shared, _new_lives()
+        own["_frames"], own["_shared"], own["_lives"], own["step"] = [], shared, _new_lives(), Step()
 
     def __getattr__(self, name: str) -> Any:  # called only when the frame does not have the name
+        own = self.__dict__
+        if name in STEP_NAMES:
+            value = getattr(own["step"], name)
+            if value is not None or (name in MAY_BE_NONE and own["step"].window is not None):
+                return value
         try:
-            value = self.__dict__["_shared"][name]
+            value = own["_shared"][name]
         except KeyError:
             raise AttributeError(f"the context has no {name!r} at this moment") from None
         return value.read(self) if type(value) is Alias else value
@@ -71,7 +131,18 @@ class Context:
                 names.discard(name)
             self._lives[Lifecycle(value.lifecycle or Lifecycle.NONE)].add(name)
             value = value.obj
-        self.__dict__[name] = value
+        if name in STEP_NAMES:
+            setattr(self.step, name, value)
+        else:
+            self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name in STEP_NAMES and getattr(self.step, name) is not None:
+            setattr(self.step, name, None)
+        elif name in self.__dict__:
+            del self.__dict__[name]
+        else:
+            raise AttributeError(f"the context has no {name!r} at this moment")
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -80,7 +151,7 @@ class Context:
         setattr(self, name, value)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.__dict__ or name in self._shared
+        return self._is_of_step(name) or name in self.__dict__ or name in self._shared
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a name's value, or `default` where it has none."""
@@ -91,6 +162,13 @@ class Context:
         for name, value in values.items():
             setattr(self, name, value)
 
+    def take(self, names: Iterable[str]) -> dict[str, Any]:
+        """Take names out of the innermost frame; return what they had."""
+        taken = {name: getattr(self, name) for name in names if name in self.__dict__ or self._is_of_step(name)}
+        for name in taken:
+            delattr(self, name)
+        return taken
+
     def share(self, values: Mapping[str, Any]) -> None:
         """Make names readable in every frame, for as long as the trainer lives."""
         self._shared.update(values)
@@ -98,9 +176,14 @@ class Context:
     def clear(self, life: Lifecycle | str) -> None:
         """Drop the variables of the innermost frame whose life ends now."""
         own = self.__dict__
-        if life != Lifecycle.NONE:
-            for name in own["_lives"][life]:
-                own.pop(name, None)
+        if life == Lifecycle.NONE:
+            return
+        if life == Lifecycle.BATCH:
+            own["step"].end_batch()
+        for name in own["_lives"][life]:
+            own.pop(name, None)
+            if name in STEP_NAMES:
+                setattr(own["step"], name, None)
 
     @property
     def mode_stack(self) -> list[Mode]:
@@ -125,12 +208,17 @@ class Context:
         frames, shared = outer["_frames"], outer["_shared"]
         frames.append(outer)
         own.clear()
-        own.update(_frames=frames, _shared=shared, _lives=_new_lives(), mode=mode, split=split, failed=None)
+        own.update(
+            _frames=frames, _shared=shared, _lives=_new_lives(), step=Step(), mode=mode, split=split, failed=None
+        )
         try:
             yield
         finally:
             own.clear()
             own.update(frames.pop())
+
+    def _is_of_step(self, name: str) -> bool:
+        return name in STEP_NAMES and getattr(self.step, name) is not None
 
     def _routines(self) -> list[dict[str, Any]]:
         return [frame for frame in (*self._frames, self.__dict__) if "mode" in frame]
@@ -154,4 +242,4 @@ def lifecycle(life: Lifecycle | str) -> Callable[[F], F]:
 
 
 def _new_lives() -> dict[Lifecycle, set[str]]:
-    return {life: set(OWN_BATCH_NAMES) if life is Lifecycle.BATCH else set() for life in Lifecycle}
+    return {life: set(BATCH_NAMES) if life is Lifecycle.BATCH else set() for life in Lifecycle}

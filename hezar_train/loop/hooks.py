@@ -1,4 +1,9 @@
-"""The named points of the loop at which hooks run, in the order of the walk."""
+"""Hooks: the moments of the loop, and the order in which hooks run at each of them.
+
+A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
+own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
+Hooks watch and ask; one default hook, always last, does what is due.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,11 @@ __all__ = [
     "HookCall",
     "HookSet",
     "Moment",
+    "insert_hook",
     "moment_named",
     "name_of",
+    "replace_hook",
+    "reset_hook",
 ]
 
 
@@ -35,6 +43,7 @@ class Moment(StrEnum):
     BATCH_START = "on_batch_start"
     BATCH_FORWARD = "on_batch_forward"
     BATCH_BACKWARD = "on_batch_backward"
+    GRADIENTS = "on_gradients"
     UPDATE = "on_update"
     BATCH_END = "on_batch_end"
     EPOCH_END = "on_epoch_end"
@@ -48,7 +57,7 @@ class Moment(StrEnum):
 
 TRIGGER = Moment
 
-HOOK_TRIGGER = [str(moment) for moment in Moment if moment is not Moment.UPDATE]
+HOOK_TRIGGER = [str(moment) for moment in Moment if moment not in {Moment.GRADIENTS, Moment.UPDATE}]
 """The moments that every routine has; an update belongs to learning alone."""
 
 
@@ -60,12 +69,6 @@ def moment_named(name: str | Moment) -> Moment:
         known = [str(moment) for moment in Moment]
         raise HookError(f"{name!r} is not a moment.{suggestion(name, known)} There are: {choices(known)}.") from None
 
-
-# Hooks and the order they run in.
-#
-# A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
-# own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
-# Hooks watch and ask; one default hook, always last, does what is due.
 
 HookCall = Callable[[Context], object]
 
@@ -240,3 +243,37 @@ def _without_context(method: Callable[[], None]) -> HookCall:
 
     call.__name__ = method.__name__
     return call
+
+
+INSERT_MODES = ("before", "after")
+
+
+def insert_hook(
+    hooks: HookSet, new_hook: HookCall, trigger: str | Moment, position: int | None,
+    base_hook: HookCall | str | None, insert_mode: str,
+) -> None:  # fmt: skip
+    """Add a hook at a position (-1: the end), or before or after another one, else at the end."""
+    if insert_mode not in INSERT_MODES:
+        raise HookError(f"insert_mode={insert_mode!r} is not known. Choose from: before, after.")
+    if position is not None or base_hook is None:
+        hooks.register(new_hook, trigger, position=position)
+        return
+    base = base_hook if isinstance(base_hook, str) else name_of(base_hook)
+    hooks.register(new_hook, trigger, **{insert_mode: base})  # type: ignore[arg-type]
+
+
+def reset_hook(hooks: HookSet, trigger: str | Moment, name: str | None) -> int:
+    """Take a hook out and return its position; without a name take all out and return -1."""
+    if name is not None:
+        return hooks.remove(trigger, name)
+    hooks.clear(trigger)
+    return -1
+
+
+def replace_hook(hooks: HookSet, new_hook: HookCall, trigger: str | Moment, name: str | None) -> None:
+    """Put a hook in the place of another one; without a name, of all."""
+    if name is not None:
+        hooks.replace(new_hook, trigger, name)
+        return
+    hooks.clear(trigger)
+    hooks.register(new_hook, trigger)

@@ -1,59 +1,191 @@
-"""The one walk of the loop; train and evaluate differ in mode, data and hooks only.
+"""The loop: `for epoch`, `for batch`, and the moments at which hooks run. It stands here and nowhere else.
 
-running()                       FIT_START
-  epoch()                       EPOCH_START
-    walk(), or over batches()
-      for batch                 BATCH_START
-        run_step()              BATCH_FORWARD, BATCH_BACKWARD, UPDATE (by the methods it calls)
-                                BATCH_END
-                                EPOCH_END
-                                FIT_END      also after a failure, with ctx.failed set
+    fit()                         FIT_START
+      for epoch                   EPOCH_START
+        run_epoch()
+          for batch               BATCH_START
+            run_step()            BATCH_FORWARD, BATCH_BACKWARD; at a window's end GRADIENTS, UPDATE
+                                  BATCH_END
+                                  EPOCH_END
+                                  FIT_END      also after a failure, with ctx.failed set
+
+Training, finetuning, the learning-rate finder, evaluation and prediction all walk here; they differ in a `Routine`
+(mode, split and hooks) and, where something is learned, in a `Fit` (data, plan, counters, end).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
-from hezar_train.data import Window
+import torch
+from torch import nn
+
+from hezar_train.data import Source, Window
+from hezar_train.errors import DataError, HookError, NonFiniteError, choices
+from hezar_train.events import EventWriter
 from hezar_train.loop.context import Context, Lifecycle
-from hezar_train.loop.hooks import HookSet, Moment
+from hezar_train.loop.hooks import HookCall, HookSet, Moment
+from hezar_train.plan import UNLIMITED, End, Plan
+from hezar_train.state import TrainerState
 from hezar_train.types import Mode
 
-__all__ = [
-    "Routine",
-]
+__all__ = ["EpochBatches", "Fit", "Loop", "Routine", "Verbs", "add_loss", "note_loss", "share_of"]
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """The trainer's methods that a user may override: the only way from the parts up to the trainer."""
+
+    inner_training_loop: Callable[[int], Mapping[str, float]]
+    run_step: Callable[[], Any]
+    prepare_input_batch: Callable[[Any], Any]
+    forward: Callable[[Any], Any]
+    compute_loss: Callable[..., torch.Tensor]
+    evaluation_step: Callable[[Any], dict[str, Any]]
+    evaluate_while_training: Callable[[], dict[str, float]]
+    pictures: Callable[[], Iterable[tuple[torch.Tensor, Mapping[str, Any]]]]
+    finetune: Callable[[], object]
+    build_writers: Callable[[], list[EventWriter]]
+
+
+class Loop:
+    """Walk over epochs and batches; know the routine and the fit that are under way."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        model: nn.Module,
+        hooks: HookSet,
+        verbs: Verbs,
+        weigh: Callable[[Window], Window],
+        forget_failure: Callable[[], None],
+    ) -> None:
+        """Walk with the hooks of training, unless a fit has others.
+
+        `weigh` says what the micro-batches of a window weigh; `forget_failure` is called when a fit fails half way.
+        """
+        self._ctx, self._model, self._hooks, self._verbs = ctx, model, hooks, verbs
+        self._weigh, self._forget_failure = weigh, forget_failure
+        self._fits: list[Fit] = []
+
+    def fit(self, fit: Fit, at_start: Callable[[], None] | None = None) -> None:
+        """Walk a learning routine to its end; `at_start` is called after the hooks of FIT_START."""
+        self._fits.append(fit)
+        self._model.train()
+        try:
+            with torch.enable_grad(), fit.routine.running(lambda: fit.announce(self._ctx)):  # FIT_START, FIT_END
+                fit.take_lengths(self._ctx)
+                if at_start is not None:
+                    at_start()
+                while not fit.ends and fit.enter_next_epoch():
+                    with fit.routine.epoch():  # EPOCH_START, EPOCH_END
+                        self._verbs.inner_training_loop(fit.state.epoch)
+        except BaseException:
+            self._forget_failure()
+            raise
+        finally:
+            self._fits.pop()
+
+    def run_epoch(self, epoch: int) -> dict[str, float]:
+        """Step through the batches that are left of an epoch; return the mean loss since the start of the training."""
+        run_step, step = self._verbs.run_step, self._ctx.step
+        with self.epoch_batches(epoch) as batches:
+            for _ in batches:  # BATCH_START, BATCH_END
+                outputs = run_step()  # BATCH_FORWARD, BATCH_BACKWARD, GRADIENTS, UPDATE
+                if not step.is_loss_noted:  # an override that goes its own way
+                    note_loss(self._ctx, outputs, "run_step")
+                del outputs  # else they would live through the next step
+        return {"loss": self._fits[-1].state.loss_tracker_avg}
+
+    @contextmanager
+    def epoch_batches(self, epoch: int) -> Iterator[EpochBatches]:
+        """Open the rest of an epoch, for a body that walks over all of its batches."""
+        fit = self._fits[-1]
+        before, batches = fit.state.global_step, EpochBatches(fit, self._ctx, epoch)
+        try:
+            yield batches
+            batches.refuse_left_batch()
+        finally:
+            batches.close()
+        fit.close_epoch(before)
+
+    def walk(self, routine: Routine, windows: Iterable[Window]) -> None:
+        """Step through windows of which nothing is learned: a step is the moments of forward and backward."""
+        with closing(routine.batches(windows)) as batches:  # a failed step must end its batch here, not some time later
+            for _ in batches:
+                routine.fire(Moment.BATCH_FORWARD)
+                routine.fire(Moment.BATCH_BACKWARD)
+
+    @property
+    def current(self) -> Fit | None:
+        """The fit under way, the innermost one; None between two calls."""
+        return self._fits[-1] if self._fits else None
+
+    def training_routine(self, hooks: HookSet | None = None, split: str = "train") -> Routine:
+        """Freeze hooks for training, by default the trainer's own."""
+        return Routine(self._ctx, self._hooks if hooks is None else hooks, Mode.TRAIN, split)
+
+    def run_model(self, batch: Any) -> dict[str, Any]:
+        """Fire the moments of forward and backward on a batch; return the outputs."""
+        ctx, step = self._ctx, self._ctx.step
+        routine = self._fits[-1].routine if self._fits else self._routine_of_lone_step(batch)
+        step.batch = batch
+        for call in routine.forward_calls:
+            call(ctx)
+        for call in routine.backward_calls:
+            call(ctx)
+        if step.outputs is None:
+            raise HookError(
+                "no hook ran the model at on_batch_forward. A hook set for one call may start as a copy: "
+                "trainer.hooks_in_train.copy()."
+            )
+        return step.outputs  # type: ignore[no-any-return]
+
+    def run_update(self) -> None:
+        """Fire the moments of an update, on the last micro-batch of a window."""
+        ctx = self._ctx
+        if not ctx.step.closes_window:
+            return
+        routine = self._fits[-1].routine if self._fits else self.training_routine()
+        for call in routine.gradient_calls:
+            call(ctx)
+        for call in routine.update_calls:
+            call(ctx)
+
+    def _routine_of_lone_step(self, batch: Any) -> Routine:
+        """Get ready for a step that is called on its own, outside of a fit: its batch is a whole window."""
+        step = self._ctx.step
+        step.window = self._weigh(Window(0, 0, False, [batch]))
+        step.batch_in_window, step.closes_window = 0, True
+        return self.training_routine()
 
 
 class Routine:
     """One walk with a mode, a split and a hook set; what runs at each moment is frozen when it is made."""
 
-    def __init__(
-        self, ctx: Context, hooks: HookSet, mode: Mode, split: str, run_step: Callable[[], object] | None = None
-    ) -> None:
-        """Walk with `run_step` for each batch; without one, a step is the moments of forward and backward."""
-        self._ctx = ctx
-        self._run_step = run_step or self._forward_and_backward
-        self._calls = {moment: hooks.calls(moment) for moment in Moment}
-        self.mode, self.split = mode, split
-        self._keep_at_hand()
-
-    def _keep_at_hand(self) -> None:
-        """Have what runs in every step without a look-up, which costs more than an empty moment."""
+    def __init__(self, ctx: Context, hooks: HookSet, mode: Mode, split: str) -> None:
+        self._ctx, self.mode, self.split = ctx, mode, split
+        self._calls = self.calls_of(hooks)
+        # at hand without a look-up, which costs more than an empty moment
         self.forward_calls = self._calls[Moment.BATCH_FORWARD]
         self.backward_calls = self._calls[Moment.BATCH_BACKWARD]
+        self.gradient_calls = self._calls[Moment.GRADIENTS]
         self.update_calls = self._calls[Moment.UPDATE]
+
+    def calls_of(self, hooks: HookSet) -> dict[Moment, tuple[HookCall, ...]]:
+        """Return what runs at each moment, in order."""
+        return {moment: hooks.calls(moment) for moment in Moment}
 
     def fire(self, moment: Moment) -> None:
         """Run a moment's hooks."""
         ctx = self._ctx
         for call in self._calls[moment]:
             call(ctx)
-
-    def _forward_and_backward(self) -> None:
-        self.fire(Moment.BATCH_FORWARD)
-        self.fire(Moment.BATCH_BACKWARD)
 
     @contextmanager
     def running(self, announce: Callable[[], None] | None = None) -> Iterator[None]:
@@ -86,13 +218,6 @@ class Routine:
         finally:
             self._ctx.clear(Lifecycle.EPOCH)
 
-    def walk(self, windows: Iterable[Window]) -> None:
-        """Step through the micro-batches of each window."""
-        run_step = self._run_step
-        with closing(self.batches(windows)) as batches:  # a failed step must end its batch here, not some time later
-            for _ in batches:
-                run_step()
-
     def batches(
         self, windows: Iterable[Window], number_in_epoch: int = 0, settle: Callable[[], None] | None = None
     ) -> Generator[Any, None, None]:
@@ -100,26 +225,219 @@ class Routine:
 
         Where something is learned, `settle` is called before the BATCH_END of a batch whose loss is not known by then.
         """
-        ctx = self._ctx
-        own = ctx.__dict__  # written directly: this runs for every batch
-        names = own["_lives"][Lifecycle.BATCH]
+        ctx, step = self._ctx, self._ctx.step
         starts, ends = self._calls[Moment.BATCH_START], self._calls[Moment.BATCH_END]
         for window in windows:
-            own["window"] = window
-            last = len(window.batches) - 1
+            step.window, last = window, len(window.batches) - 1
             for number, batch in enumerate(window.batches):
-                own["batch"], own["batch_in_window"], own["closes_window"] = batch, number, number == last
-                own["cur_batch_i"] = number_in_epoch
-                own["is_loss_noted"], own["loss_value"], own["applied"] = False, None, False
+                step.batch, step.batch_in_window, step.closes_window = batch, number, number == last
+                step.cur_batch_i = number_in_epoch
+                step.is_loss_noted, step.loss_value, step.applied = False, None, False
                 number_in_epoch += 1
                 try:
                     for call in starts:
                         call(ctx)
-                    yield own["batch"]
-                    if settle is not None and (own["loss_value"] is None or not own["is_loss_noted"]):
+                    yield step.batch
+                    if settle is not None and (step.loss_value is None or not step.is_loss_noted):
                         settle()
                     for call in ends:
                         call(ctx)
                 finally:
-                    for name in names:
-                        own.pop(name, None)
+                    ctx.clear(Lifecycle.BATCH)
+
+
+@dataclass
+class Fit:
+    """One learning routine: over which data, by which plan, with which counters, from where to where."""
+
+    routine: Routine
+    source: Source
+    plan: Plan
+    state: TrainerState
+    end: End
+    num_epochs: int
+    weigh: Callable[[Window], Window]
+    agree: Callable[[Any], float] = float
+    """Returns the loss of an update that was done in the user's own way, over all processes."""
+    timed: Callable[[Iterator[Window]], Iterator[Window]] = iter
+    """Counts the time that it takes to get data."""
+
+    batches_in_epoch: int = UNLIMITED
+    saw_data: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.first_step = self.state.global_step  # which the routine began after
+        self._first_samples, self._first_loss = self.state.samples_seen, self.state.loss_tracker_sum
+
+    @property
+    def num_samples(self) -> int:
+        """Samples trained on since the routine began."""
+        return self.state.samples_seen - self._first_samples
+
+    @property
+    def loss_total(self) -> float:
+        """Weighted sum of the losses since the routine began."""
+        return self.state.loss_tracker_sum - self._first_loss
+
+    @property
+    def ends(self) -> bool:
+        """Tell whether the last update was the last one."""
+        return self.state.stop_reason is not None or self.is_at_end
+
+    @property
+    def is_at_end(self) -> bool:
+        """Tell whether all that was planned is done."""
+        return self.end.is_reached(self.state.global_step, self.state.samples_seen)
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether no further step will follow: the last update is done, or the last epoch."""
+        return self.ends or (self.state.epoch_finished and self.state.epoch >= self.num_epochs)
+
+    def announce(self, ctx: Context) -> None:
+        """Tell hooks how long the routine will be; what they assign at FIT_START counts."""
+        total = min(self.end.step, self.state.global_step + self.plan.total_steps) - self.state.global_step
+        per_epoch = max(1, self.plan.steps_in_epoch or total)
+        ctx.num_train_batch = min(per_epoch, total)
+        ctx.num_train_batch_last_epoch = total % per_epoch or per_epoch
+        ctx.num_train_epoch = min(self.num_epochs, max(self.plan.num_epochs, 1))
+        ctx.num_total_train_batch = total
+        self._announced = self._lengths(ctx)
+
+    def take_lengths(self, ctx: Context) -> None:
+        """Take over the lengths that hooks assigned."""
+        told = self._lengths(ctx)
+        for name, value in told.items():
+            if value == self._announced[name]:
+                continue
+            if name == "num_train_epoch" and self.num_epochs < UNLIMITED:
+                self.num_epochs, self.end = value, End()
+            elif name == "num_train_epoch":  # of one call among many
+                self.end = End(self.first_step + value * (self.plan.steps_in_epoch or 1))
+            elif name == "num_total_train_batch":
+                self.num_epochs, self.end = UNLIMITED, End(self.first_step + value)
+            else:
+                self.batches_in_epoch = value
+
+    def enter_next_epoch(self) -> bool:
+        """Go to the next epoch if this one is finished; return False when there is none left."""
+        state = self.state
+        if state.epoch_finished:
+            if state.epoch >= self.num_epochs:
+                return False
+            state.update(epoch=state.epoch + 1, position=0, epoch_step=0, epoch_finished=False)
+        return True
+
+    def windows(self, epoch: int) -> Iterator[Window]:
+        """Yield the rest of an epoch, each window weighed before its first backward, until the routine ends."""
+        state = self.state
+        self.saw_data = False
+        steps_left = min(self.end.step - state.global_step, self.batches_in_epoch - state.epoch_step)
+        samples_left = self.end.samples - state.samples_seen
+        for window in self.timed(self.source.windows(self.plan, epoch, state.position, steps_left, samples_left)):
+            if self.ends:
+                return
+            self.saw_data = True
+            yield self.weigh(window)
+
+    def close_epoch(self, steps_before: int) -> None:
+        """Mark an epoch whose data has run out as finished."""
+        state = self.state
+        went_on = state.global_step != steps_before
+        if not went_on and not self.saw_data and state.position == 0:
+            raise DataError(f"the training data gave no sample in epoch {state.epoch}: it is empty")
+        # no step: resumed exactly where a stream ended, or hooks that do not count
+        if not went_on or state.epoch_step >= self.batches_in_epoch:
+            state.epoch_finished = True
+
+    @staticmethod
+    def _lengths(ctx: Context) -> dict[str, int]:
+        return {name: ctx[name] for name in ("num_train_epoch", "num_total_train_batch", "num_train_batch")}
+
+
+class EpochBatches:
+    """The batches that are left of an epoch; walking over them is walking the loop.
+
+    Each batch comes after its BATCH_START; asking for the next one counts it and does what is due. Before that its loss
+    must have been noted, which every step does by itself.
+    """
+
+    def __init__(self, fit: Fit, ctx: Context, epoch: int) -> None:
+        self._fit, self._ctx, self._epoch = fit, ctx, epoch
+        self._walk: Generator[Any, None, None] | None = None
+
+    def __len__(self) -> int:
+        if self._fit.plan.steps_in_epoch is None:
+            raise TypeError("the length of the training data is unknown")
+        return self._fit.plan.steps_in_epoch
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        fit = self._fit
+        self._walk = fit.routine.batches(fit.windows(self._epoch), fit.state.epoch_step, self._settle)
+        return self._walk
+
+    def close(self) -> None:
+        """End the walk, also one that failed or was left early."""
+        if self._walk is not None:
+            self._walk.close()
+            self._walk = None
+
+    def refuse_left_batch(self) -> None:
+        """Raise if the loop over the batches was left with one whose step is done, perhaps, and not counted."""
+        if self._walk is not None and getgeneratorstate(self._walk) == GEN_SUSPENDED:
+            raise DataError(
+                "an overridden train_epoch() left its loop before the epoch's end, so its last batch was not counted. "
+                "To end the run there, call request_stop() and go on; for shorter epochs set max_steps."
+            )
+
+    def _settle(self) -> None:
+        """Read the loss of an update that was done in the user's own way."""
+        step = self._ctx.step
+        if not step.is_loss_noted:
+            raise DataError(
+                "a batch went by without a loss. An overridden train_epoch() calls self.run_step(), or its own code "
+                "and then self.note_loss(loss)."
+            )
+        if step.closes_window:
+            step.loss_value, step.applied = self._fit.agree(step.window_loss), True
+            self._refuse_non_finite(step.loss_value)
+
+    def _refuse_non_finite(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        state, samples = self._fit.state, self._ctx.step.window.samples()
+        raise NonFiniteError(
+            f"loss {loss} in the update at step {state.global_step + 1} (epoch {state.epoch}), which was done by your "
+            "own code: the weights may be spoilt. What was saved so far is intact.",
+            step=state.global_step + 1,
+            samples=samples,
+        )
+
+
+def share_of(window: Window, number: int) -> float:
+    """Return a micro-batch's share of its window."""
+    if window.total_weight == 0:
+        return 0.0
+    return window.weights[number] / window.total_weight
+
+
+def add_loss(ctx: Context, part: torch.Tensor) -> None:
+    """Add a micro-batch's part to the window's loss, on the device."""
+    step = ctx.step
+    step.window_loss = part if step.batch_in_window == 0 else step.window_loss + part
+    step.is_loss_noted = True
+
+
+def note_loss(ctx: Context, outputs: Any, method: str) -> None:
+    """Add the loss that an overridden method returned."""
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(found, torch.Tensor):
+        raise DataError(
+            f"the overridden {method}() returned {_shown(outputs)}; expected the step's loss as a tensor, or a mapping "
+            "that has it under 'loss', so that it can be logged."
+        )
+    add_loss(ctx, found.detach() * share_of(ctx.step.window, ctx.step.batch_in_window))
+
+
+def _shown(outputs: Any) -> str:
+    return f"a mapping of {choices(outputs) or 'nothing'}" if isinstance(outputs, Mapping) else type(outputs).__name__

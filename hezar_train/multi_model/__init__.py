@@ -1,15 +1,7 @@
 """Several models in one run."""
 
-from hezar_train.multi_model.general import GeneralMultiModelTrainer
 from hezar_train.multi_model.optimizers import OptimizerDict, ScheduleDict
 from hezar_train.multi_model.trainer import MultiModelTrainer
 from hezar_train.multi_model.turns import Turns, TurnsRoutine
 
-__all__ = [
-    "GeneralMultiModelTrainer",
-    "MultiModelTrainer",
-    "OptimizerDict",
-    "ScheduleDict",
-    "Turns",
-    "TurnsRoutine",
-]
+__all__ = ["MultiModelTrainer", "OptimizerDict", "ScheduleDict", "Turns", "TurnsRoutine"]

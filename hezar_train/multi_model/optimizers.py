@@ -64,6 +64,10 @@ class ScheduleDict(Schedule):
         self.scheduler = next(iter(schedules.values())).scheduler
         self.is_plateau = any(schedule.is_plateau for schedule in schedules.values())
 
+    def let_learn(self, names: Iterable[str], updates_of_others: int = 0) -> None:
+        """Let the schedules of some models tick alone; so many updates of the run were not theirs."""
+        self.learning, self.updates_of_others = list(names), updates_of_others
+
     def after_update(self, update_step: int, ends_epoch: bool, applied: bool = True) -> None:
         for name in self.learning:
             self.schedules[name].after_update(update_step - self.updates_of_others, ends_epoch, applied)

@@ -170,6 +170,21 @@ class Progress:
         steps_between: Mapping[str, float] | None = None,
     ) -> None:
         """Begin at `step`; `steps_between` says after how many steps, on average, each kind of thing is done aside."""
+        self._given = (stream, is_terminal)
+        self.begin(total_steps, total_epochs, step, enabled=enabled, steps_between=steps_between)
+
+    def begin(
+        self,
+        total_steps: int | None,
+        total_epochs: int | None,
+        step: int,
+        *,
+        enabled: bool,
+        steps_between: Mapping[str, float] | None = None,
+        shown: Callable[[str, float], str] | None = None,
+    ) -> None:
+        """Begin with another run, or another call of one; `shown` says how a metric's value is written."""
+        stream, is_terminal = self._given
         self.enabled = enabled
         self.total_steps = total_steps
         self.total_epochs = total_epochs
@@ -178,8 +193,8 @@ class Progress:
         self.samples = 0
         self.loss: SupportsFloat | None = None
         self.learning_rate: float | None = None
-        self.shown: Callable[[str, float], str] = _four_digits
-        self._stream = sys.stdout if stream is None else stream
+        self.shown: Callable[[str, float], str] = shown or _four_digits
+        self._stream = sys.stdout if stream is None else stream  # of now: a user may have redirected it
         self.is_terminal = can_draw_on(self._stream) if is_terminal is None else is_terminal
         self._painter = Painter(self._stream) if self.is_terminal and enabled else None
         self._pace = Pace(steps_between)

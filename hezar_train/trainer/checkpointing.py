@@ -1,17 +1,18 @@
-"""What a trainer tells the Hub: how pushes begin and end around a run, and where a run comes from.
+"""Checkpointing: find, restore and save checkpoints of a run, and what is in them.
 
-Everything that is sent comes from the run's folder; the trainer is only asked for facts.
+A checkpoint holds the model, the optimizer, the schedule, the scaler, the state with its counters, the hooks' states,
+early stopping's patience, the place of data that keeps its own, and what was measured and not logged yet. No random
+state is saved: order and randomness are functions of the counters. How files get to the disk whole is `checkpoint`'s.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,177 +20,295 @@ from hezar_train.checkpoint import (
     CONFIG_FILE,
     Checkpoint,
     CheckpointStore,
+    CheckpointWriter,
     Parts,
     SavingGroup,
+    SharedStore,
+    WeightReport,
     gather_shards,
     gather_whole,
+    initial_weights,
     load_shards,
+    unwrap,
 )
 from hezar_train.checkpoint.manifest import read_best_step
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, to_yaml
-from hezar_train.errors import CheckpointError, ConfigError
-from hezar_train.hooks import Stopping
+from hezar_train.data import Source
+from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError
+from hezar_train.events import EventStorage
 from hezar_train.hub import (
     MODEL_CONFIG_FOLDER,
-    Pusher,
-    PushTarget,
     fetch_checkpoint,
     fetch_records,
     fetch_weights,
     is_hub_address,
+    model_config_writer,
     names_hub_weights,
 )
-from hezar_train.loop import Hook
+from hezar_train.loop import Context, Hook
 from hezar_train.optim import Schedule, set_momentum
 from hezar_train.plan import Plan, exactness_changes
-from hezar_train.runtime import logger
+from hezar_train.runtime import Processes, Runtime, logger
+from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
-from hezar_train.trainer.checks import parameters_of
+from hezar_train.trainer.finetuning import freeze_as_saved
 from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.optimization import Optimization, parameters_of
+from hezar_train.trainer.train_data import RunSetup
 
-__all__ = [
-    "Snapshot",
-    "apply_accepted",
-    "fetch_into",
-    "find_checkpoint",
-    "finish_pushes",
-    "local_weights",
-    "preprocessor_writer",
-    "pusher_of",
-    "refuse_changes",
-    "take_over",
-]
+__all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "load_initial_weights"]
 
-
-def pusher_of(config: TrainerConfig, folder: RunFolder) -> Pusher | None:
-    """Return what pushes this run, started; None if the config does not ask for it."""
-    if not config.push_to_hub:
-        return None
-    target = PushTarget(
-        str(config.hub_model_id), config.hub_revision, config.hub_private, config.hub_strategy, metadata=config.hub_card
-    )
-    pusher = Pusher(folder.root, target)
-    pusher.start()
-    return pusher
-
-
-def finish_pushes(pusher: Pusher | None, wait_seconds: float, say: Callable[[str], None]) -> bool | None:
-    """Push the end, wait for it, tell what became of all pushes; return whether the end is on the Hub."""
-    if pusher is None:
-        return None
-    is_uploaded = pusher.close(wait_seconds)
-    say(pusher.summary())
-    return is_uploaded
-
-
-def fetch_into(folder: RunFolder, address: str, own_config: Mapping[str, Any]) -> Path:
-    """Bring a checkpoint from the Hub into the run's folder, with the records that belong to it; return its path."""
-    found = fetch_checkpoint(address, folder.checkpoints, own_config=own_config)
-    if not folder.all_logs.exists():  # else this machine has its own, which the run goes on with
-        fetch_records(address, folder.root)
-    logger.info("%s was fetched to %s", address, found)
-    return found
-
-
-def local_weights(source: str | os.PathLike[str]) -> Path:
-    """Return where the initial weights are; those on the Hub are downloaded."""
-    return fetch_weights(str(source)) if names_hub_weights(source) else Path(source)
-
-
-# What a checkpoint of a trainer holds, and how it is put back: model, optimizer, state, schedule, scaler, hooks, data.
-#
-# No random state is saved: order and randomness are functions of the counters.
-
+NAMES = ("best", "last")
 PREPROCESSOR_FOLDER = "preprocessor"
 
 
-@dataclass
-class Snapshot:
-    """The live objects behind a checkpoint."""
+class Checkpointing:
+    """Save the live objects of a run, and put them back."""
 
-    config: TrainerConfig
-    plan: Plan
-    model: nn.Module
-    optimizer: Optimizer
-    schedule: Schedule
-    scaler: torch.amp.GradScaler | None
-    state: TrainerState
-    hooks: Sequence[Hook]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    write_preprocessor: Callable[[Path], None] | None = None
-    write_model_config: Callable[[Path], None] | None = None
-    cursor: Any = None
-    """Where the data is, if the position does not say it all."""
+    def __init__(
+        self,
+        setup: RunSetup,
+        runtime: Runtime,
+        folder: RunFolder,
+        model: nn.Module,
+        optimization: Optimization,
+        state: TrainerState,
+        storage: EventStorage,
+        preprocessor: Any,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """`facts` are what decides a run beside config, plan and data: changing them would be another run."""
+        self._setup, self._folder, self._model, self._optimization = setup, folder, model, optimization
+        self._processes, self._scaler, self._state, self._storage = runtime.processes, runtime.scaler, state, storage
+        self._write_preprocessor = preprocessor_writer(preprocessor)
+        self._write_model_config = model_config_writer(unwrap(model))
+        self._own_facts, self._config_text = dict(facts), to_yaml(setup.config.to_dict())
+        self._group = SavingGroup.form() if is_sharded(model) else None
+        self._store = CheckpointStore(folder.checkpoints)
+        self._known_steps = self._store.steps()
+        self._writer: CheckpointWriter | None = None
+        self._best_on_disk: int | None = None
+        self._hook_states: Mapping[str, Any] = {}
+        self._measured: Mapping[str, tuple[float, int, bool | None]] = {}
+        self._cursor: Any = None
+        self._restored: Checkpoint | None = None
+        self.hooks: list[Hook] = []
+        """The hook objects whose states are saved."""
 
-    measured: Mapping[str, tuple[float, int, bool | None]] = field(default_factory=dict)
-    """What hooks put and no row of the log holds yet: value, step and smoothing hint by name."""
+    def follow(self, setup: RunSetup, *, is_new_data: bool = False) -> None:
+        """Save for another config and plan; the place in other data is another."""
+        self._setup, self._config_text = setup, to_yaml(setup.config.to_dict())
+        self._cursor = None if is_new_data else self._cursor
 
-    hook_states: Mapping[str, Any] = field(default_factory=dict)
-    """The states of the hooks in the checkpoint that was put back, by name."""
+    def add_hook(self, hook: Hook) -> None:
+        """Save a hook's state from now on; give it back what the restored checkpoint has for it."""
+        self.hooks.append(hook)
+        self._restore_hooks([hook])
 
-    stopping: Stopping | None = None
-    group: SavingGroup | None = None
-    """The processes that save together, because each has a share of the model; None: each has all of it."""
+    def keep_place(self, ctx: Context) -> None:
+        """Note where the data is after an update, if the position does not say it all; a hook at BATCH_END."""
+        if ctx.step.closes_window:
+            self._cursor = ctx.step.window.cursor
 
-    def __post_init__(self) -> None:
-        self._config_text = to_yaml(self.config.to_dict())  # once: it takes longer than a small model's copy
+    def place_source(self) -> None:
+        """Bring data that keeps its own place to where the run is."""
+        self._setup.source.restore(self._cursor)
 
-    def take(self, before_commit: Callable[[], None] | None = None) -> Parts:
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Bring everything back to where a checkpoint has it, if the run can go on from there exactly."""
+        setup, optimization = self._setup, self._optimization
+        refuse_changes(checkpoint, setup.config, setup.plan, self._facts())
+        self._load(checkpoint)
+        freeze_as_saved(unwrap(self._model), self._state)
+        if setup.config.accept_changes:
+            apply_accepted(checkpoint, setup.config, optimization.optimizer, optimization.schedule, self._model)
+        _refuse_lost_place(setup.source, self._state)
+        self._take_up_measuring()
+        self._restored = checkpoint
+        logger.info("resuming from %s", checkpoint.path)
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """Load the weights of a checkpoint alone, all of which must fit."""
+        load_shards(checkpoint, self._model)
+
+    def take_over_folder(self) -> None:
+        """Make the run's folder this run's own: what does not belong to it is set aside, never deleted."""
+        if self._store.steps() != self._known_steps:
+            raise RunLockedError(
+                f"{self._store.root} has changed since this trainer was built: another one has trained there. "
+                "Build it again."
+            )
+        saves = self._setup.config.save_enabled
+        take_over(self._folder, self._store, self._state, self._restored, saves=saves)
+        if self._setup.source.resume_problem and saves:
+            problem = self._setup.source.resume_problem
+            logger.warning("this run can be resumed at epoch ends only: %s", problem)
+
+    def note_best_metric(self) -> None:
+        """Forget the best result if it is of another metric than the config's."""
+        state, key = self._state, self._setup.best_key
+        if state.metric_for_best_checkpoint != key:
+            before = state.metric_for_best_checkpoint
+            logger.info("the best model was chosen by %s so far, from now on by %s", before, key)
+            state.update(metric_for_best_checkpoint=key, best_metric_value=None, best_checkpoint=None)
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        """Bring every object back to where the checkpoint has it."""
+        load_shards(checkpoint, self._model, self._optimization.optimizer)
+        extra = checkpoint.extra()
+        self._optimization.schedule.load_state_dict(extra["schedule"])
+        if self._scaler is not None and extra["scaler"] is not None:
+            self._scaler.load_state_dict(extra["scaler"])
+        if extra.get("stopping") is not None:
+            self._setup.stopping.load_state_dict(extra["stopping"])
+        self._cursor, self._measured = extra["data"], extra["measured"]
+        self._state.update(checkpoint.state())
+        self._hook_states = extra["hooks"]
+        self._restore_hooks(self.hooks)
+
+    def _restore_hooks(self, hooks: Sequence[Hook]) -> None:
+        """Give hooks the state that the checkpoint has for them, those included that are added after it was read."""
+        for name, hook in self._named_hooks():
+            if name in self._hook_states and any(hook is one for one in hooks):
+                hook.load_state_dict(self._hook_states[name])
+
+    def _take_up_measuring(self) -> None:
+        """Go on with what was measured but not logged, and with the best result if it is of the same metric."""
+        state, storage = self._state, self._storage
+        state.total_epochs = self._setup.config.num_epochs
+        for name, (value, step, hint) in self._measured.items():
+            storage.step = step
+            storage.put_scalar(name, value, hint is not False)
+        storage.step = state.global_step
+        self.note_best_metric()
+
+    @contextmanager
+    def writing(
+        self,
+        on_saved: Callable[..., None] | None,
+        *,
+        is_kept: bool,
+        while_closing: Callable[[], AbstractContextManager[None]],
+    ) -> Iterator[None]:
+        """Be able to save while the body runs; then, in `while_closing`, wait for the save under way.
+
+        Where each process has a share of the model all of them save, else the one of which `is_kept` says so. A second
+        Ctrl-C, which raises KeyboardInterrupt, does not wait.
+        """
+        store = self._store if self._group is None else SharedStore(self._store.root, self._group)
+        config, is_abandoned = self._setup.config, False
+        self._restored = None  # from here on the state says where the run is
+        if is_kept or self._group is not None:
+            self._writer = CheckpointWriter(store, config.async_save, config.save_total_limit, on_saved)
+        try:
+            yield
+        except KeyboardInterrupt:
+            is_abandoned = True
+            raise
+        finally:
+            with while_closing():
+                self._close_writer(abandon=is_abandoned)
+            self._known_steps = self._store.steps()
+
+    def reserve_buffers(self) -> None:
+        """Make the memory that a save copies into, while nobody waits for it."""
+        config = self._setup.config
+        if config.save_enabled and config.async_save and self._writer is not None:
+            size = self._writer.reserve(self._gather())
+            logger.debug("background saves hold %.1f MB of host memory", size / 1e6)
+
+    @property
+    def saves_here(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return self._writer is not None
+
+    @property
+    def saves_together(self) -> bool:
+        """Whether all processes save each their share, so that all must agree to."""
+        return self._group is not None
+
+    def save(
+        self,
+        measured: Mapping[str, tuple[float, int, bool | None]],
+        before_commit: Callable[[], None] | None,
+    ) -> None:
+        """Save a checkpoint of this update, in the background if the config says so.
+
+        `measured` is what hooks put and no row of the log holds yet: value, step and smoothing hint by name.
+        """
+        if self._writer is not None:
+            self._measured = measured
+            parts = self._gather(before_commit)
+            self._writer.save(self._state.global_step, parts, protect=self._protected(self._writer))
+
+    def gather_whole(self) -> Parts:
+        """Gather everything with whole tensors, on the main process; all processes call this together."""
+        if self._group is None:
+            return Parts.gather(**self._contents())
+        return gather_whole(**self._contents(), is_kept=self._group.is_main)
+
+    def write_preprocessor(self, folder: Path) -> None:
+        """Write the preprocessor, where there is one, into a folder."""
+        if self._write_preprocessor is not None:
+            self._write_preprocessor(folder)
+
+    def _gather(self, before_commit: Callable[[], None] | None = None) -> Parts:
         """Gather everything that this process saves by reference; the writer copies the tensors."""
         contents = self._contents(before_commit)
-        if self.group is None:
+        if self._group is None:
             return Parts.gather(**contents)
-        return gather_shards(**contents, rank=self.group.rank, count=self.group.count)
-
-    def take_whole(self) -> Parts:
-        """Gather everything with whole tensors, on the main process; all processes call this together."""
-        if self.group is None:
-            return Parts.gather(**self._contents())
-        return gather_whole(**self._contents(), is_kept=self.group.is_main)
+        return gather_shards(**contents, rank=self._group.rank, count=self._group.count)
 
     def _contents(self, before_commit: Callable[[], None] | None = None) -> dict[str, Any]:
         extra = {
-            "plan": self.plan.to_dict(),
-            "facts": dict(self.facts),
-            "schedule": self.schedule.state_dict(),
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "plan": self._setup.plan.to_dict(),
+            "facts": self._facts(),
+            "schedule": self._optimization.schedule.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
             "hooks": {name: hook.state_dict() for name, hook in self._named_hooks()},
-            "stopping": None if self.stopping is None else self.stopping.state_dict(),
-            "data": self.cursor,
-            "measured": dict(self.measured),
+            "stopping": self._setup.stopping.state_dict(),
+            "data": self._cursor,
+            "measured": dict(self._measured),
         }
-        writers = {PREPROCESSOR_FOLDER: self.write_preprocessor, MODEL_CONFIG_FOLDER: self.write_model_config}
+        writers = {PREPROCESSOR_FOLDER: self._write_preprocessor, MODEL_CONFIG_FOLDER: self._write_model_config}
         folders = {name: write for name, write in writers.items() if write is not None}
         return {
-            "model": self.model,
-            "optimizer": self.optimizer.state_dict(),
-            "state": self.state.to_dict(),
-            "texts": {CONFIG_FILE: self._config_text},
+            "model": self._model,
+            "optimizer": self._optimization.optimizer.state_dict(),
+            "state": self._state.to_dict(),
+            "texts": {CONFIG_FILE: self._config_text},  # made once: it takes longer than a small model's copy
             "extra": extra,
             "folders": folders,
             "before_commit": before_commit,
         }
 
-    def put_back(self, checkpoint: Checkpoint) -> None:
-        """Bring every object back to where the checkpoint has it."""
-        load_shards(checkpoint, self.model, self.optimizer)
-        extra = checkpoint.extra()
-        self.schedule.load_state_dict(extra["schedule"])
-        if self.scaler is not None and extra["scaler"] is not None:
-            self.scaler.load_state_dict(extra["scaler"])
-        if self.stopping is not None and extra.get("stopping") is not None:
-            self.stopping.load_state_dict(extra["stopping"])
-        self.cursor, self.measured = extra["data"], extra["measured"]
-        self.state.update(checkpoint.state())
-        self.hook_states = extra["hooks"]
-        self.put_back_hooks(self.hooks)
+    def _facts(self) -> dict[str, Any]:
+        source = self._setup.source
+        return {
+            "order of the data": type(source).__name__,
+            "shuffle": getattr(source, "is_shuffled", None),
+            "drop_last": source.drop_last or self._setup.config.drop_last,
+            **self._own_facts,
+        }
 
-    def put_back_hooks(self, hooks: Sequence[Hook]) -> None:
-        """Give hooks the state that the checkpoint has for them, those included that are added after it was read."""
-        for name, hook in self._named_hooks():
-            if name in self.hook_states and any(hook is one for one in hooks):
-                hook.load_state_dict(self.hook_states[name])
+    def _protected(self, writer: CheckpointWriter) -> set[int]:
+        """Return the best checkpoints that retention must leave: the one on disk stays until a better one is there."""
+        best = self._state.best_checkpoint
+        if best is not None and writer.store.path(best).exists():
+            self._best_on_disk = best
+        return {step for step in (best, self._best_on_disk) if step is not None}
+
+    def _close_writer(self, *, abandon: bool) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if abandon:  # what is saved is saved
+            writer.abandon()
+        else:
+            writer.close()
+        if writer.failed_saves:
+            logger.warning("%d saves failed because the disk was full", writer.failed_saves)
 
     def _named_hooks(self) -> list[tuple[str, Hook]]:
         """Name each hook; a second one of the same name gets a number."""
@@ -201,23 +320,17 @@ class Snapshot:
         return named
 
 
-def preprocessor_writer(preprocessor: Any) -> Callable[[Path], None] | None:
-    """Return how to write a preprocessor into a folder: its `save_pretrained`, else its `save`."""
-    if preprocessor is None:
-        return None
-    for method in ("save_pretrained", "save"):
-        if hasattr(preprocessor, method):
-            write = getattr(preprocessor, method)
-            return lambda folder: write(str(folder))
-    raise ConfigError(
-        f"the preprocessor {type(preprocessor).__name__} has neither save_pretrained(folder) nor save(folder), so "
-        "it cannot be kept with the model. Add one, or do not pass it."
-    )
+def choose_checkpoint(config: TrainerConfig, folder: RunFolder, processes: Processes) -> Checkpoint | None:
+    """Return the checkpoint to go on from; the main process chooses it for all."""
+    found = processes.on_main(lambda: find_checkpoint(config, folder))
+    path = processes.share(None if found is None else str(found.path))
+    return Checkpoint(Path(path)) if path is not None and found is None else found
 
 
-# Which checkpoint a run goes on from, and whether it can go on exactly.
-
-NAMES = ("best", "last")
+def load_initial_weights(model: nn.Module, source: str | os.PathLike[str], processes: Processes) -> None:
+    """Load the weights that a run begins with; the main process downloads those that are on the Hub."""
+    found = processes.on_main(lambda: str(local_weights(source)))
+    tell_weights(initial_weights(model, Path(str(processes.share(found)))), source)
 
 
 def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | None:
@@ -315,3 +428,48 @@ def _cut_window(checkpoint: Checkpoint, old: Plan, new: Plan) -> list[str]:
     if not is_cut or old.num_samples is None or new.counted_steps <= old.counted_steps:
         return []
     return [f"max_steps: it ended the run at step {state['global_step']}, inside an update that would now be whole"]
+
+
+def fetch_into(folder: RunFolder, address: str, own_config: Mapping[str, Any]) -> Path:
+    """Bring a checkpoint from the Hub into the run's folder, with the records that belong to it; return its path."""
+    found = fetch_checkpoint(address, folder.checkpoints, own_config=own_config)
+    if not folder.all_logs.exists():  # else this machine has its own, which the run goes on with
+        fetch_records(address, folder.root)
+    logger.info("%s was fetched to %s", address, found)
+    return found
+
+
+def local_weights(source: str | os.PathLike[str]) -> Path:
+    """Return where the initial weights are; those on the Hub are downloaded."""
+    return fetch_weights(str(source)) if names_hub_weights(source) else Path(source)
+
+
+def tell_weights(report: WeightReport, source: str | os.PathLike[str]) -> None:
+    """Say what became of each name of the initial weights."""
+    logger.info("%d tensors loaded from %s", len(report.loaded), source)
+    for words, names in (
+        ("not in it, so left as they are", report.missing),
+        ("in it, but not in the model", report.unexpected),
+        ("of another shape, so left as they are", report.mismatched),
+    ):
+        if names:
+            logger.warning("%s: %s", words, ", ".join(names))
+
+
+def _refuse_lost_place(source: Source, state: TrainerState) -> None:
+    if source.resume_problem and state.position and not state.epoch_finished:
+        raise DataError(f"cannot resume in the middle of an epoch: {source.resume_problem}")
+
+
+def preprocessor_writer(preprocessor: Any) -> Callable[[Path], None] | None:
+    """Return how to write a preprocessor into a folder: its `save_pretrained`, else its `save`."""
+    if preprocessor is None:
+        return None
+    for method in ("save_pretrained", "save"):
+        if hasattr(preprocessor, method):
+            write = getattr(preprocessor, method)
+            return lambda folder: write(str(folder))
+    raise ConfigError(
+        f"the preprocessor {type(preprocessor).__name__} has neither save_pretrained(folder) nor save(folder), so "
+        "it cannot be kept with the model. Add one, or do not pass it."
+    )

@@ -1,4 +1,4 @@
-"""The names that hooks find in the context beside those of the batch: shared objects, and aliases worked out when read.
+"""The names that hooks find in the context beside those of the step: shared objects, and aliases worked out when read.
 
 Every name that FederatedScope documents is here, whichever routine runs.
 """
@@ -13,69 +13,78 @@ from hezar_train.checkpoint import unwrap
 from hezar_train.data import SPLITS, batch_length
 from hezar_train.loop import Alias, Context
 from hezar_train.trainer.model_runner import labels_of
+from hezar_train.trainer.train_data import RunSetup
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
-    from hezar_train.trainer.assembly import Assembly as Trainer
+    from hezar_train.trainer.assemble import Parts
 
-__all__ = ["context_names"]
+__all__ = ["context_names", "setup_names"]
+
+LEARNING = frozenset({Mode.TRAIN, Mode.FINETUNE})
 
 
-def context_names(trainer: Trainer) -> dict[str, Any]:
+def context_names(parts: Parts, trainer: Any) -> dict[str, Any]:
     """Return everything that hooks share; values that change are aliases."""
     return {
-        **_objects(trainer),
-        **_data_names(trainer),
+        **_objects(parts, weakref.proxy(trainer)),
+        **setup_names(parts.setup),
         **_of_the_batch(),
-        **_of_the_routine(weakref.proxy(trainer)),
+        **_of_the_routine(parts),
     }
 
 
-def _objects(trainer: Trainer) -> dict[str, Any]:
-    weak = weakref.proxy(trainer)
+def setup_names(setup: RunSetup) -> dict[str, Any]:
+    """Return the names that follow from config and data, which another setup changes."""
+    entries = {f"{split}_data": None for split in SPLITS} | {f"{split}_loader": None for split in SPLITS}
+    counts: dict[str, Any] = {f"num_{split}_data": 0 for split in SPLITS}
+    lengths: dict[str, Any] = {f"num_{split}_epoch": 1 for split in SPLITS}
+    given = {name: value for name, value in setup.splits.entries.items() if name != "train_loader"}
     return {
-        "config": trainer.config,
-        "model": trainer.model,
-        "state": trainer.state,
-        "storage": trainer.storage,
-        "device": trainer.runtime.device,
-        "cfg": Alias(lambda _: weak.config),
-        "models": Alias(lambda _: [weak.model]),
+        "config": setup.config,
+        "cfg": setup.config,
+        "grad_clip": setup.config.max_grad_norm,
+        **lengths,
+        **{f"num_{split}_batch": _batches_in(setup, split) for split in SPLITS},
+        "num_train_batch_last_epoch": _batches_in(setup, "train"),
+        "num_total_train_batch": setup.plan.total_steps,
+        **{name: value for name, value in entries.items() if name != "train_loader"},
+        **counts,
+        **given,
+        "data": setup.splits.data,
+    }
+
+
+def _objects(parts: Parts, trainer: Any) -> dict[str, Any]:
+    model = parts.model
+    return {
+        "model": model,
+        "state": parts.state,
+        "storage": parts.storage,
+        "device": parts.runtime.device,
+        "models": [model],
         "mirrored_models": False,
-        "grad_clip": trainer.config.max_grad_norm,
-        "monitor": Alias(lambda _: getattr(weak, "monitor", None)),
-        "criterion": Alias(lambda _: weak.criterion),
-        "regularizer": Alias(lambda _: weak.regularizer),
+        "criterion": parts.criterion,
+        "regularizer": parts.regularizer,
+        "monitor": Alias(lambda _: getattr(trainer, "monitor", None)),
+        "train_loader": Alias(lambda _: _train_loader(trainer)),
         "trainable_para_names": Alias(
-            lambda _: [name for name, one in unwrap(weak.model).named_parameters() if one.requires_grad]
+            lambda _: [name for name, one in unwrap(model).named_parameters() if one.requires_grad]
         ),
     }
 
 
-def _data_names(trainer: Trainer) -> dict[str, Any]:
-    weak, given = weakref.proxy(trainer), trainer.splits.entries.get("train_loader")
-    entries = {f"{split}_data": None for split in SPLITS} | {f"{split}_loader": None for split in SPLITS}
-    counts: dict[str, Any] = {f"num_{split}_data": 0 for split in SPLITS}
-    lengths: dict[str, Any] = {f"num_{split}_epoch": 1 for split in SPLITS}
-    return {
-        **lengths,
-        **{f"num_{split}_batch": _batches_in(trainer, split) for split in SPLITS},
-        "num_train_batch_last_epoch": _batches_in(trainer, "train"),
-        "num_total_train_batch": trainer.plan.total_steps,
-        **entries,
-        **counts,
-        **trainer.splits.entries,
-        "data": trainer.splits.data,
-        "train_loader": Alias(lambda _: given if given is not None else getattr(weak, "train_loader", None)),
-    }
+def _train_loader(trainer: Any) -> Any:
+    given = trainer.splits.entries.get("train_loader")
+    return given if given is not None else getattr(trainer, "train_loader", None)
 
 
-def _batches_in(trainer: Trainer, split: str) -> int | None:
+def _batches_in(setup: RunSetup, split: str) -> int | None:
     """Return the batches of a split as the config has them; a routine under way sets its own."""
-    loader = trainer.splits.entries.get(f"{split}_loader")
+    loader = setup.splits.entries.get(f"{split}_loader")
     if loader is not None and hasattr(loader.dataset, "__len__"):
         return len(loader)
-    config, count = trainer.config, trainer.splits.entries.get(f"num_{split}_data")
+    config, count = setup.config, setup.splits.entries.get(f"num_{split}_data")
     size = config.batch_size if split == "train" else config.eval_batch_size or config.batch_size
     return None if count is None else -(-count // size)
 
@@ -84,7 +93,7 @@ def _of_the_batch() -> dict[str, Any]:
     return {
         "y_true": Alias(lambda ctx: labels_of(ctx.batch)),
         "y_prob": Alias(lambda ctx: ctx.outputs.get("logits")),
-        "loss_batch": Alias(_loss_of_the_batch),
+        "loss_batch": Alias(lambda ctx: ctx.outputs["loss"] if ctx.step.loss is None else ctx.step.loss),
         "loss_task": Alias(lambda ctx: ctx.loss + ctx.get("loss_regular", 0.0)),
         "batch_size": Alias(lambda ctx: batch_length(ctx.batch)),
         "data_batch": Alias(lambda ctx: ctx.batch),
@@ -93,31 +102,32 @@ def _of_the_batch() -> dict[str, Any]:
     }
 
 
-def _regular_total(trainer: Trainer, mode: Mode | None) -> float:
-    if mode not in {Mode.TRAIN, Mode.FINETUNE}:
-        return 0.0
-    return float((trainer._tuning.steps if mode is Mode.FINETUNE else trainer._steps).loss_regular_total)
+def _of_the_routine(parts: Parts) -> dict[str, Any]:
+    loop, steps, finetuning = parts.loop, parts.train_step, parts.finetuning
+    evaluation, optimization = parts.evaluator.steps, parts.optimization
 
+    def is_finetuning(ctx: Context) -> bool:
+        return ctx.get("mode") is Mode.FINETUNE
 
-def _loss_of_the_batch(ctx: Context) -> Any:
-    return ctx.outputs["loss"] if "loss" not in ctx.__dict__ else ctx.loss
+    def while_learning(read: Callable[[Any], Any], otherwise: Callable[[], Any]) -> Alias:
+        """Read from the fit under way, or else from elsewhere."""
+        return Alias(lambda ctx: read(loop.current) if ctx.get("mode") in LEARNING and loop.current else otherwise())
 
+    def regular_total(ctx: Context) -> float:
+        if ctx.get("mode") not in LEARNING:
+            return 0.0
+        return float((finetuning.steps if is_finetuning(ctx) else steps).loss_regular_total)
 
-def _of_the_routine(trainer: Trainer) -> dict[str, Any]:
-    def while_learning(read: Callable[[], Any], looking: Callable[[], Any]) -> Alias:
-        return Alias(lambda ctx: read() if ctx.get("mode") in {Mode.TRAIN, Mode.FINETUNE} else looking())
+    def optimization_of(ctx: Context) -> Any:
+        return finetuning.optimization if is_finetuning(ctx) else optimization
 
     return {
-        "optimizer": Alias(
-            lambda ctx: trainer._tuning.optimizer if ctx.get("mode") is Mode.FINETUNE else trainer.optimizer
-        ),
-        "scheduler": Alias(
-            lambda ctx: (trainer._tuning if ctx.get("mode") is Mode.FINETUNE else trainer).schedule.scheduler
-        ),
-        "cur_epoch_i": while_learning(lambda: trainer._course.state.epoch - 1, lambda: 0),
-        "num_samples": while_learning(lambda: trainer._course.num_samples, lambda: trainer._evaluation.num_samples),
-        "loss_batch_total": while_learning(lambda: trainer._course.loss_total, lambda: trainer._evaluation.sums[0]),
-        "loss_regular_total": Alias(lambda ctx: _regular_total(trainer, ctx.get("mode"))),
+        "optimizer": Alias(lambda ctx: optimization_of(ctx).optimizer),
+        "scheduler": Alias(lambda ctx: optimization_of(ctx).schedule.scheduler),
+        "cur_epoch_i": while_learning(lambda fit: fit.state.epoch - 1, lambda: 0),
+        "num_samples": while_learning(lambda fit: fit.num_samples, lambda: evaluation.num_samples),
+        "loss_batch_total": while_learning(lambda fit: fit.loss_total, lambda: evaluation.sums[0]),
+        "loss_regular_total": Alias(regular_total),
         "ys_true": None,
         "ys_prob": None,
         "eval_metrics": {},

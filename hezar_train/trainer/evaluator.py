@@ -1,10 +1,16 @@
-"""What the loop does by itself while evaluating: forward, measure; the loss is the weighted mean over the whole set."""
+"""Evaluation and prediction: one pass over data without learning from it, and what it measures.
+
+`Evaluator` walks the loop over a set with hooks of its own. The loss is the weighted mean over the whole set, the
+metrics are the handler's, merged over the processes once; predictions are streamed to a list, to JSON lines or
+to Parquet. Nothing of the training is touched: modes, generators and counters are as before afterwards.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,29 +21,38 @@ from typing import Any, Self, TextIO
 import torch
 from torch import nn
 
-from hezar_train.data import Source, Window
+from hezar_train.checkpoint import unwrap
+from hezar_train.data import Source, Window, preserved_randomness, seed_device, step_seed, without_filler
 from hezar_train.errors import ConfigError, DataError, HookError, MissingDependencyError, TrainingInterrupted, choices
+from hezar_train.events import EventStorage
 from hezar_train.hooks import StopFlag
-from hezar_train.loop import Context, HookSet, Moment
+from hezar_train.loop import Context, HookSet, Loop, Moment, Routine, Verbs
 from hezar_train.metrics import MetricsHandler, Table, poisson_weights
-from hezar_train.plan import UNLIMITED, one_pass
-from hezar_train.runtime import Processes
+from hezar_train.plan import UNLIMITED, Plan, one_pass
+from hezar_train.runtime import Processes, Replicas, Runtime, to_device
+from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
-from hezar_train.trainer.model_runner import labels_of
-from hezar_train.trainer.report_samples import WorstSamples
+from hezar_train.trainer.generation import generates, generator_of
+from hezar_train.trainer.kept_state import untouched_model
+from hezar_train.trainer.model_runner import DeviceHold, Weigher, as_outputs, labels_of, others_of
+from hezar_train.trainer.report_samples import Drawn, ReportDetails, WorstSamples
+from hezar_train.trainer.train_data import NamedSet, RunSetup, TrainData, named_sets, one_set
+from hezar_train.types import Mode
 
 __all__ = [
+    "EvalBatches",
     "EvaluationReport",
     "EvaluationSteps",
-    "LookingBatches",
+    "Evaluator",
     "PredictionFile",
     "PredictionSteps",
     "evaluation_mode",
-    "looking_only",
+    "inference_mode",
     "write_predictions",
 ]
 
 NUM_EXAMPLES = 8
+SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -51,6 +66,217 @@ class EvaluationReport:
     """Of a task with texts, what was read or written for the first samples, and what would have been right."""
 
 
+class Evaluator:
+    """Evaluate and predict, for a trainer and for its run."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        runtime: Runtime,
+        model: nn.Module,
+        handler: MetricsHandler,
+        verbs: Verbs,
+        *,
+        ctx: Context,
+        state: TrainerState,
+        loop: Loop,
+        data: TrainData,
+        weigher: Weigher,
+        replicas: Replicas,
+        hold: DeviceHold,
+        flag: StopFlag,
+        progress: Progress,
+        preprocessor: Any,
+        shows_samples: bool,
+    ) -> None:
+        """With `shows_samples`, reports may fetch samples by their numbers: the order of the data is ours."""
+        _refuse_unmergeable(handler, runtime)
+        self._setup, self._runtime, self._model, self._handler, self._verbs = setup, runtime, model, handler, verbs
+        self._ctx, self._state, self._loop, self._data, self._weigher = ctx, state, loop, data, weigher
+        self._replicas, self._hold, self._progress = replicas, hold, progress
+        self._preprocessor, self._shows_samples = preprocessor, shows_samples
+        self._autocast, self._generate = runtime.autocast(), _generator_for(model, handler, setup)
+        self.steps = EvaluationSteps(
+            self._prepare, verbs.evaluation_step, handler, flag, progress, runtime.processes,
+            bootstrap=(setup.config.seed, setup.config.bootstrap_samples),
+        )  # fmt: skip
+        self._prediction = PredictionSteps(self._prepare, self._predict_batch, handler)
+        self.hooks, self.hooks_in_predict = self.make_hooks(), HookSet()
+        """The hooks of evaluation, and of prediction."""
+        self.hooks_in_predict.register(self._seed, Moment.BATCH_START, name="seed")
+        self._prediction.register(self.hooks_in_predict)
+        self.last_reports: dict[str, EvaluationReport] = {}
+        """What the last evaluation found, by the name of each set."""
+        self._recorded_sets: list[NamedSet] | None = None  # while an evaluation is made for the record
+
+    def make_hooks(self) -> HookSet:
+        """Return the default hooks of evaluation in a set of their own."""
+        hooks = HookSet()
+        hooks.register(self._seed, Moment.BATCH_START, name="seed")
+        self.steps.register(hooks)
+        return hooks
+
+    def follow(self, setup: RunSetup) -> None:
+        """Evaluate for another config, on other data."""
+        self._setup = setup
+
+    def evaluate(self, asked: Any, hooks: HookSet | None = None) -> dict[str, float]:
+        """Evaluate on what is asked for; return loss and metrics, under the set's name where there are several."""
+        sets = named_sets(self._setup.splits, asked)
+        with self._hold.held(), self._finetuned():
+            limit = self._setup.config.max_eval_batches
+            self.last_reports = {one.name: self.evaluate_set(one.data, one.split, hooks, limit) for one in sets}
+        if self._recorded_sets is not None:
+            self._recorded_sets = sets
+        return {
+            f"{name}.{key}" if name else key: value
+            for name, report in self.last_reports.items()
+            for key, value in report.metrics.items()
+        }
+
+    def evaluate_set(
+        self, data: Any, split: str, hooks: HookSet | None = None, max_batches: int | None = None
+    ) -> EvaluationReport:
+        """Evaluate on one set, on so many batches of it at most."""
+        mode = Mode.VAL if split == "val" else Mode.TEST
+        routine = Routine(self._ctx, self.hooks if hooks is None else hooks, mode, split)
+        self._pass_over(data, routine, max_batches)
+        return self.steps.report()
+
+    def step(self, batch: Any) -> dict[str, Any]:
+        """Run the model and its loss on a batch, without gradients."""
+        with torch.no_grad(), self._autocast():
+            outputs = as_outputs(self._verbs.forward(batch))
+            if self._generate is not None:
+                outputs["generated"] = self._generate(batch)
+            outputs["loss"] = self._verbs.compute_loss(outputs, labels_of(batch), **others_of(batch))
+        return outputs
+
+    def predict(self, dataset: Any, path: str | os.PathLike[str] | None) -> list[Any] | Path:
+        """Return the prediction for each sample in order; with a path, write them there."""
+        data = one_set(self._setup.splits.for_evaluation, dataset)
+        if self._runtime.num_processes > 1:
+            return self._predict_together(data, path)
+        if path is None:
+            found: list[Any] = []
+            self._predict_into(lambda _, value: found.append(value), data)
+            return found
+        with PredictionFile(Path(path)) as file:
+            self._predict_into(file.add, data)
+        return Path(path)
+
+    def evaluate_for_record(self, pictures: Path, root: Path, saved: str) -> tuple[dict[str, float], dict[str, Any]]:
+        """Evaluate while training; return the metrics, and what only a report shows.
+
+        Pictures go to a folder below the run's `root`; `saved` says what a signal would leave behind.
+        """
+        runtime = self._runtime
+        self.last_reports, self._recorded_sets = {}, []
+        try:
+            # an override may draw, and forget the modes
+            with preserved_randomness(), inference_mode(self._model), self.steps.may_be_abandoned(saved):
+                seed_device(step_seed(self._setup.config.seed, self._state.global_step, runtime.rank), runtime.device)
+                metrics = self._verbs.evaluate_while_training()
+                drawn = list(self._verbs.pictures())  # by every process: a model may be in pieces
+                details = self._report_details(drawn, pictures, root) if runtime.is_main else {}
+        finally:
+            self._recorded_sets = None
+        return metrics, details
+
+    def batches(self, data: Any) -> EvalBatches:
+        """Return the batches of a set in order, prepared, for an evaluation of one's own."""
+        device = self._runtime.device
+        source = self._data.eval_source(self._setup.config, data)
+        return EvalBatches(source, lambda batch: self._verbs.prepare_input_batch(to_device(batch, device)))
+
+    def _report_details(self, drawn: list[Drawn], pictures: Path, root: Path) -> dict[str, Any]:
+        sets = self._recorded_sets if self._shows_samples else None
+        details = ReportDetails(
+            self._setup.config, self._runtime, self._model, self._handler, self._preprocessor, root, pictures
+        )
+        return details.of(self.last_reports, {one.name: one.data for one in sets or []}, drawn)
+
+    def _predict_together(self, data: Any, path: str | os.PathLike[str] | None) -> list[Any] | Path:
+        """Let each process predict its share; all get the list, and the main one writes the file."""
+        own: list[tuple[int, Any]] = []
+        self._predict_into(lambda number, value: own.append((number, value)), data)
+        gathered = self._runtime.processes.gather(own)
+        everyone = sorted((pair for part in gathered for pair in part), key=lambda pair: pair[0])
+        if path is None:
+            return [value for _, value in everyone]
+        self._runtime.processes.on_main(lambda: write_predictions(Path(path), everyone))
+        return Path(path)
+
+    def _predict_into(self, sink: Callable[[int, Any], None], data: Any) -> None:
+        """Hand the number and the prediction of each sample on."""
+        self._prediction.begin(sink)
+        with self._hold.held():
+            self._pass_over(data, Routine(self._ctx, self.hooks_in_predict, Mode.TEST, "test"), weighs=False)
+
+    def _predict_batch(self, batch: Any) -> dict[str, Any]:
+        """Run the model for its predictions alone; one that writes texts may not even run without labels."""
+        with torch.no_grad(), self._autocast():
+            if self._generate is not None:
+                return {"generated": self._generate(batch)}
+            return as_outputs(self._verbs.forward(batch))
+
+    @contextmanager
+    def _finetuned(self) -> Iterator[None]:
+        """With `finetune_before_eval`, let the body see finetuned weights, which are gone afterwards."""
+        is_asked = self._setup.config.finetune_before_eval and not self._setup.only_for_eval
+        if not is_asked or self._ctx.get("mode") is Mode.FINETUNE:
+            yield
+            return
+        with untouched_model(self._model):
+            self._verbs.finetune()
+            yield
+
+    def _pass_over(self, data: Any, routine: Routine, max_batches: int | None = None, *, weighs: bool = True) -> None:
+        """Walk once over data, in order, without gradients and without moving the global generators."""
+        source = self._data.eval_source(self._setup.config, data)
+        plan = one_pass(source.num_samples, source.batch_size, self._runtime.num_processes)
+        self._progress.start_evaluation(plan.steps_in_epoch)
+        try:
+            with self._inference(routine, plan.steps_in_epoch):
+                windows = self._windows_in_order(source, plan, max_batches)
+                if weighs:  # what is to be predicted may lack labels
+                    windows = map(self._weigher.weigh_here, windows)
+                self._loop.walk(routine, windows)
+        finally:
+            self._progress.end_evaluation()
+            source.close()
+
+    @contextmanager
+    def _inference(self, routine: Routine, num_batches: int | None) -> Iterator[None]:
+        """Run a routine of one epoch around the body, and leave nothing behind but what its hooks keep."""
+        lengths = {f"num_{routine.split}_batch": num_batches, f"num_{routine.split}_epoch": 1}
+        with (
+            EventStorage(),
+            preserved_randomness(),
+            inference_mode(self._model),
+            self._replicas.looked_at(is_free=self._generate is not None),
+            routine.running(announce=lambda: self._ctx.merge_from_dict(lengths)),
+            routine.epoch(),
+        ):
+            seed_device(step_seed(self._setup.config.seed, 0, self._runtime.rank), self._runtime.device)
+            yield
+
+    def _windows_in_order(self, source: Source, plan: Plan, max_batches: int | None) -> Iterator[Window]:
+        samples_left = UNLIMITED if max_batches is None else max_batches * plan.batch_size
+        windows = source.windows(plan, 0, 0, UNLIMITED, samples_left)
+        return windows if self._replicas.needs_lockstep else map(without_filler, windows)
+
+    def _seed(self, ctx: Context) -> None:
+        """Make what an evaluation draws a function of (seed, first sample of the batch, rank)."""
+        first = ctx.step.window.firsts[ctx.step.batch_in_window]
+        seed_device(step_seed(self._setup.config.seed, first, self._runtime.rank), self._runtime.device)
+
+    def _prepare(self, ctx: Context) -> None:
+        """Bring the batch to the device and let the user's method change it."""
+        device, batch = self._runtime.device, ctx.step.batch
+        ctx.step.batch = self._verbs.prepare_input_batch(batch if device.type == "cpu" else to_device(batch, device))
+
+
 class EvaluationSteps:
     """The default hooks of evaluation, and the sums they keep."""
 
@@ -60,20 +286,20 @@ class EvaluationSteps:
         evaluation_step: Callable[[Any], dict[str, Any]],
         handler: MetricsHandler,
         flag: StopFlag,
-        bootstrap: tuple[int, int] = (0, 0),
-        processes: Processes | None = None,
+        progress: Progress,
+        processes: Processes,
+        bootstrap: tuple[int, int],
     ) -> None:
         """Measure with `handler`; `bootstrap` is the seed and the number of resamples."""
         self._prepare, self._evaluation_step, self._handler, self._flag = prepare, evaluation_step, handler, flag
         self._seed, self._num_resamples = bootstrap
-        self._processes = processes or Processes()
+        self._processes, self._progress = processes, progress
         self._takes_rows = "weights" in inspect.signature(handler.update).parameters
-        self.progress: Progress | None = None
         self._report: EvaluationReport | None = None
         self._loss: torch.Tensor | float = 0.0
         self._weight = 0.0
         self.num_samples = 0
-        self.saved: str | None = None  # in words; a signal ends only an evaluation that a resume would do again
+        self._saved: str | None = None
 
     def register(self, hooks: HookSet) -> None:
         """Put the default behaviour into a hook set, under its names."""
@@ -82,6 +308,15 @@ class EvaluationSteps:
         hooks.register(self.forward, Moment.BATCH_FORWARD, name="forward")
         hooks.register(self.measure, Moment.BATCH_END, name="measure")
         hooks.register(self.conclude, Moment.FIT_END, name="conclude")
+
+    @contextmanager
+    def may_be_abandoned(self, saved: str) -> Iterator[None]:
+        """Let a signal end the evaluations of the body, which a resume does again; `saved` says what from."""
+        self._saved = saved
+        try:
+            yield
+        finally:
+            self._saved = None
 
     def start(self, _: Context) -> None:
         """Forget the last evaluation."""
@@ -100,21 +335,20 @@ class EvaluationSteps:
 
     def measure(self, ctx: Context) -> None:
         """Add the batch to the sums; they stay on the device."""
-        window: Window = ctx.window
-        if not window.sizes[ctx.batch_in_window]:  # of another process: this one ran to keep it company
+        step, window = ctx.step, ctx.step.window
+        if not window.sizes[step.batch_in_window]:  # a filler: the samples are those of another process
             return
-        weight = window.weights[ctx.batch_in_window]
+        weight = window.weights[step.batch_in_window]
         if weight:  # a mean over no unit is NaN
-            self._loss = self._loss + ctx.outputs["loss"].double() * weight
+            self._loss = self._loss + step.outputs["loss"].double() * weight
             self._weight += weight
-        place = (window.firsts[ctx.batch_in_window], window.sizes[ctx.batch_in_window])
-        self._measure_metrics(place, ctx.outputs, labels_of(ctx.batch), weight)
+        place = (window.firsts[step.batch_in_window], window.sizes[step.batch_in_window])
+        self._measure_metrics(place, step.outputs, labels_of(step.batch), weight)
         self._batches += 1
         self.num_samples += place[1]
-        if self.progress is not None:
-            self.progress.advance_evaluation(self._batches)
-        if self._flag.asked and self._flag.signal is not None and self.saved is not None:
-            words = f"{self._flag.signal.name}: evaluation abandoned, {self.saved}."
+        self._progress.advance_evaluation(self._batches)
+        if self._flag.asked and self._flag.signal is not None and self._saved is not None:
+            words = f"{self._flag.signal.name}: evaluation abandoned, {self._saved}."
             raise TrainingInterrupted(self._flag.exit_code, words)
 
     def conclude(self, ctx: Context) -> None:
@@ -192,7 +426,7 @@ class EvaluationSteps:
 
 
 @contextmanager
-def looking_only(model: nn.Module) -> Iterator[None]:
+def inference_mode(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode without gradients; put back every submodule's own mode afterwards."""
     with evaluation_mode(model), torch.no_grad():
         yield
@@ -210,11 +444,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-# Predictions, streamed: to a list, to JSON lines, or to Parquet; nothing but the file is kept of what was written.
-
-SUFFIXES = (".jsonl", ".json", ".parquet")
-
-
 class PredictionSteps:
     """The default hooks of prediction."""
 
@@ -222,7 +451,11 @@ class PredictionSteps:
         self, prepare: Callable[[Context], None], look: Callable[[Any], Mapping[str, Any]], handler: MetricsHandler
     ) -> None:
         self._prepare, self._look, self._handler = prepare, look, handler
-        self.sink: Callable[[int, Any], None] = _nowhere
+        self._sink: Callable[[int, Any], None] = _nowhere
+
+    def begin(self, sink: Callable[[int, Any], None]) -> None:
+        """Hand the predictions that follow, each with its sample's number, to a function."""
+        self._sink = sink
 
     def register(self, hooks: HookSet) -> None:
         """Put the default behaviour into a hook set, under its names."""
@@ -238,7 +471,7 @@ class PredictionSteps:
         """Hand each sample's prediction on, with its number."""
         window: Window = ctx.window
         count = window.sizes[ctx.batch_in_window]
-        if not count:  # of another process: this one ran to keep it company
+        if not count:  # a filler: the samples are those of another process
             return
         found = self._handler.predictions(ctx.outputs, labels_of(ctx.batch))
         if found is None:
@@ -253,7 +486,7 @@ class PredictionSteps:
                 "Return logits whose first axis is the sample's, or pass a metrics_handler whose predictions() does."
             )
         for number, value in enumerate(values, start=window.firsts[ctx.batch_in_window]):
-            self.sink(number, value)
+            self._sink(number, value)
 
 
 def write_predictions(path: Path, numbered: Iterable[tuple[int, Any]]) -> None:
@@ -322,10 +555,7 @@ def _nowhere(_: int, __: Any) -> None:
     raise RuntimeError("predictions have nowhere to go")
 
 
-# The batches of a set to look at, for an overridden `val_epoch` or `test_epoch` that goes over them itself.
-
-
-class LookingBatches:
+class EvalBatches:
     """All batches of a source, in order, each as `prepare` makes it; every walk over them is a new one."""
 
     def __init__(self, source: Source, prepare: Callable[[Any], Any]) -> None:
@@ -343,3 +573,18 @@ class LookingBatches:
                 yield from map(self._prepare, window.batches)
         finally:
             self._source.close()
+
+
+def _refuse_unmergeable(handler: MetricsHandler, runtime: Runtime) -> None:
+    if runtime.num_processes > 1 and not handler.can_merge:
+        raise ConfigError(
+            f"{type(handler).__name__} counts in an update() or compute() of its own, but has no state() and "
+            "merge(), so what the processes count cannot be put together. Add both, or evaluate on one process."
+        )
+
+
+def _generator_for(model: nn.Module, handler: MetricsHandler, setup: RunSetup) -> Callable[[Any], Any] | None:
+    """Return how to generate texts for a batch, where the task is measured by texts that the model writes."""
+    bare, config = unwrap(model), setup.config
+    writes_text = handler.reads_text and bool(handler.metrics) and generates(bare)
+    return generator_of(bare, config.generation_kwargs) if writes_text and config.evaluate_with_generate else None

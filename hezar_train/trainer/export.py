@@ -1,6 +1,8 @@
-"""Weights that travel between trainers: copies out, copies in, and a filter for what stays.
+"""The trained model for others: as files in a folder, on the Hub, or as parameters that travel between trainers.
 
-Owns what may be given to `update`: tensors, lists and numbers. A text is refused: it would have to be unpickled.
+An export is a copy apart from the run's checkpoints. No pickle is written. A model's or dataset's config is written by
+its own `save_pretrained` or `save`, where it has one. Parameters that come in are tensors, lists and numbers; a text is
+refused: it would have to be unpickled.
 """
 
 from __future__ import annotations
@@ -9,23 +11,30 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hezar_train.checkpoint import CONFIG_FILE, STATE_FILE, Parts, share_of, unwrap, whole
+from hezar_train.checkpoint import CONFIG_FILE, STATE_FILE, share_of, unwrap, whole
 from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import replace_file
+from hezar_train.config import TrainerConfig
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import DataError, choices, suggestion
-from hezar_train.trainer.checkpointing import Snapshot
+from hezar_train.hub import PushNames, PushOutcome, push_run
+from hezar_train.optim import Schedule
+from hezar_train.runtime import Processes
+from hezar_train.trainer.checkpointing import Checkpointing
 
 __all__ = [
     "MODEL_CONFIG_FILE",
     "ExportNames",
+    "exchanged_names",
     "export",
     "give_parameters",
+    "push",
     "save_own_config",
     "shared_names",
     "take_parameters",
@@ -41,6 +50,11 @@ def shared_names(model: nn.Module, local_parts: Iterable[str] | None, *, with_un
         for name in model.state_dict()
         if (with_untrained or name in trained) and not any(part in name for part in parts)
     ]
+
+
+def exchanged_names(model: nn.Module, config: TrainerConfig) -> list[str]:
+    """Return the names of the parameters that a config lets travel."""
+    return shared_names(model, config.local_param, with_untrained=config.share_non_trainable_para)
 
 
 def give_parameters(model: nn.Module, names: Iterable[str]) -> dict[str, torch.Tensor]:
@@ -78,11 +92,6 @@ def _as_tensor(name: str, value: Any, like: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-# A copy of the trained model for others, apart from the run's checkpoints.
-#
-# No pickle is written. A model's or dataset's config is written by its own `save_pretrained` or `save`, where it has
-# one.
-
 MODEL_CONFIG_FILE = "model_config.yaml"
 
 
@@ -100,23 +109,44 @@ class ExportNames:
     state: str
 
 
-def export(path: Path, snapshot: Snapshot, parts: Parts, dataset: Any, names: ExportNames) -> None:
+def export(
+    path: Path, model: nn.Module, checkpointing: Checkpointing, schedule: Schedule, dataset: Any, names: ExportNames,
+    processes: Processes,
+) -> None:  # fmt: skip
     """Write weights, model config and preprocessor to `path`, the trainer's files to its subfolder.
 
-    `parts` are the snapshot's, whole.
+    All processes call this together; the main one writes.
     """
-    below = path / names.subfolder
-    below.mkdir(parents=True, exist_ok=True)
-    _write_tensors(path / names.model, parts.model)
-    _write_tensors(below / names.optimizer, parts.optimizer)
-    write_atomically(below / names.state, parts.files[STATE_FILE])
-    write_atomically(below / names.config, parts.files[CONFIG_FILE])
-    if snapshot.schedule.scheduler is not None:
-        write_atomically(below / names.lr_scheduler, json.dumps(snapshot.schedule.state_dict(), indent=1) + "\n")
-    _save_own(getattr(unwrap(snapshot.model), "config", None), path, names.model_config)
-    _save_own(getattr(dataset, "config", None), below, names.dataset_config)
-    if snapshot.write_preprocessor is not None:
-        snapshot.write_preprocessor(path)
+    parts = checkpointing.gather_whole()
+
+    def write() -> None:
+        below = path / names.subfolder
+        below.mkdir(parents=True, exist_ok=True)
+        _write_tensors(path / names.model, parts.model)
+        _write_tensors(below / names.optimizer, parts.optimizer)
+        write_atomically(below / names.state, parts.files[STATE_FILE])
+        write_atomically(below / names.config, parts.files[CONFIG_FILE])
+        if schedule.scheduler is not None:
+            write_atomically(below / names.lr_scheduler, json.dumps(schedule.state_dict(), indent=1) + "\n")
+        _save_own(getattr(unwrap(model), "config", None), path, names.model_config)
+        _save_own(getattr(dataset, "config", None), below, names.dataset_config)
+        checkpointing.write_preprocessor(path)
+
+    processes.on_main(write)
+
+
+def push(
+    run_folder: Path, model: nn.Module, dataset: Any, dataset_config: str, names: PushNames, *, repo_id: str | None,
+    commit_message: str | None, private: bool | None, hezar_format: bool,
+) -> PushOutcome:  # fmt: skip
+    """Push the newest checkpoint of a run with everything that belongs to it in one commit, and wait for it."""
+    with TemporaryDirectory() as extra:
+        save_own_config(dataset, Path(extra) / names.subfolder, dataset_config)
+        if hezar_format:
+            unwrap(model).save(extra)  # type: ignore[operator]
+        return push_run(
+            run_folder, repo_id, commit_message=commit_message, private=private, names=names, extra_folder=Path(extra)
+        )
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -1,72 +1,110 @@
 """Finetuning: a learning routine of its own length, with an optimizer of its own, that no checkpoint knows of.
 
-The train optimizer, the run's counters and its folder are left alone; only the weights change.
+The train optimizer, the run's counters and its folder are left alone; only the weights change. Here is also what
+freezes parameters, for a finetuning or for good: what is frozen is left bit by bit as it is by every optimizer, because
+it gets no gradient at all.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from hezar_train.config import TrainerConfig
-from hezar_train.data import Source
+from hezar_train.data import Source, Window, preserved_randomness, seed_device, step_seed
 from hezar_train.errors import ConfigError
-from hezar_train.loop import HookSet
+from hezar_train.events import EventStorage
+from hezar_train.loop import Context, Fit, HookSet, Loop, Routine, Verbs
 from hezar_train.optim import Schedule, build_optimizer, build_scheduler
-from hezar_train.plan import End, Plan, make_plan
-from hezar_train.runtime import Runtime
+from hezar_train.plan import UNLIMITED, End, Plan, make_plan
+from hezar_train.runtime import Replicas, Runtime
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer
-from hezar_train.trainer.optimization import Updater
-from hezar_train.trainer.train_step import TrainSteps, Verbs
+from hezar_train.trainer.optimization import Optimization
+from hezar_train.trainer.train_step import TrainStep
+from hezar_train.types import Mode
 
-__all__ = ["Finetuning", "only_trained"]
+__all__ = [
+    "FROZEN",
+    "Finetuning",
+    "freeze_as_saved",
+    "freeze_first",
+    "freeze_named",
+    "frozen_names",
+    "only_trained",
+    "unfreeze_first",
+]
+
+FROZEN = "frozen"
+"""Where the state keeps the names of parameters that were frozen for good."""
 
 
 class Finetuning:
     """The default hooks of finetuning, and what each call makes anew."""
 
-    def __init__(self, config: TrainerConfig, runtime: Runtime, model: nn.Module, verbs: Verbs, first: Updater) -> None:
-        self._config, self._runtime, self._model = config, runtime, model
-        self.state = TrainerState()
-        self.schedule = Schedule(None)
-        self.steps = TrainSteps(verbs, runtime, self.state, first, self.schedule, config.seed)
-        self.optimizer: Optimizer | None = None
+    def __init__(
+        self,
+        config: TrainerConfig,
+        runtime: Runtime,
+        model: nn.Module,
+        verbs: Verbs,
+        optimization: Optimization,
+        replicas: Replicas,
+        agree: Callable[[torch.Tensor], float],
+    ) -> None:
+        """Begin with the optimization of training; each call makes another."""
+        self._config, self._runtime, self._model, self._replicas, self._agree = config, runtime, model, replicas, agree
+        self.optimization: Optimization | None = None
+        """That of the last call."""
+        self.steps = TrainStep(verbs, runtime, config.seed, TrainerState(), optimization, agree)
 
     def register(self, hooks: HookSet, regularizer: Regularizer | None) -> None:
         """Put the default behaviour into a hook set, under its names."""
         self.steps.register(hooks, regularizer, self._config.regularizer_mu)
 
-    def plan(self, source: Source) -> Plan:
+    def run(
+        self, loop: Loop, ctx: Context, hooks: HookSet, split: str, source: Source, weigh: Callable[[Window], Window]
+    ) -> Fit:
+        """Finetune on data, outside of the run; return the walk that is done."""
+        routine, plan, runtime = Routine(ctx, hooks, Mode.FINETUNE, split), self._plan(source), self._runtime
+        with EventStorage(), preserved_randomness(), closing(source):
+            seed_device(step_seed(self._config.seed, 0, runtime.rank), runtime.device)
+            with self._begun(plan) as state:
+                fit = Fit(routine, source, plan, state, self._end(plan), UNLIMITED, weigh, agree=self._agree)
+                loop.fit(fit)
+        return fit
+
+    def _plan(self, source: Source) -> Plan:
         """Work out a call's length."""
         config = copy.copy(self._config)
         config.local_update_steps, config.batch_or_epoch = config.finetune_steps, config.finetune_batch_or_epoch
         return make_plan(config, source.num_samples, self._runtime.num_processes, source.batch_size)
 
-    def end(self, plan: Plan) -> End:
+    def _end(self, plan: Plan) -> End:
         """Return where a finetuning ends: with a global batch by samples, which are the same on all processes."""
         if self._config.global_batch_size is None:
             return End(plan.total_steps)
         return End(samples=plan.samples_of(0, plan.counted_steps))
 
     @contextmanager
-    def begin(self, plan: Plan) -> Iterator[TrainerState]:
+    def _begun(self, plan: Plan) -> Iterator[TrainerState]:
         """Train only what the config says, with a new optimizer and new counters, while the body runs."""
-        with only_trained(self._model, self._config):
-            if self._config.finetune_reinit:
-                _reinitialise(self._model, self._config.finetune_param or [])
-            self.state = TrainerState(total_epochs=plan.num_epochs)
-            self.optimizer = self._build_optimizer()
-            self.schedule = self._build_schedule(self.optimizer, plan)
-            if self.steps.replicas is not None:
-                self.steps.replicas.watch(self.optimizer)
-            updater = Updater(self.optimizer, self._runtime.scaler, self._config)
-            self.steps.rebind(self.state, updater, self.schedule)
-            yield self.state
+        config = self._config
+        with only_trained(self._model, config):
+            if config.finetune_reinit:
+                _reinitialise(self._model, config.finetune_param or [])
+            state = TrainerState(total_epochs=plan.num_epochs)
+            optimizer = self._build_optimizer()
+            schedule = self._build_schedule(optimizer, plan)
+            scaler, norm = self._runtime.scaler, config.max_grad_norm
+            self.optimization = Optimization(optimizer, schedule, scaler, norm, self._replicas)
+            self.steps.begin(state, self.optimization)
+            yield state
 
     def _build_optimizer(self) -> Optimizer:
         config = self._config
@@ -129,3 +167,47 @@ def _reinitialise(model: nn.Module, parts: list[str]) -> None:
             if not hasattr(module, "reset_parameters"):
                 raise ConfigError(f"finetune_reinit=True, but {prefix!r} ({type(module).__name__}) cannot be reset")
             module.reset_parameters()
+
+
+def freeze_first(model: nn.Module, count: int) -> None:
+    """Freeze the first `count` parameter tensors; the others stay as they are."""
+    for parameter in _first(model, count).values():
+        parameter.requires_grad_(False)
+        parameter.grad = None  # one that is left would be applied by the next update
+
+
+def unfreeze_first(model: nn.Module, count: int, optimizer: Optimizer) -> None:
+    """Let the first `count` parameter tensors learn again; the others stay as they are."""
+    first = _first(model, count)
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if strangers := [name for name, parameter in first.items() if id(parameter) not in held]:
+        raise ConfigError(
+            f"the optimizer does not hold {', '.join(strangers)}, which did not require a gradient when the trainer "
+            "was built. Build it with every parameter that will ever learn, then call freeze_to()."
+        )
+    for parameter in first.values():
+        parameter.requires_grad_(True)
+
+
+def freeze_as_saved(model: nn.Module, state: TrainerState) -> None:
+    """Freeze what a restored state says, if anything was ever frozen for good."""
+    if (frozen := state.hooks.get(FROZEN)) is not None:
+        freeze_named(model, frozen)
+
+
+def frozen_names(model: nn.Module) -> list[str]:
+    """List what does not learn."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+
+
+def freeze_named(model: nn.Module, frozen: Collection[str]) -> None:
+    """Freeze what is named and let all others learn."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+
+
+def _first(model: nn.Module, count: int) -> dict[str, nn.Parameter]:
+    named = list(model.named_parameters())
+    if not 0 <= count <= len(named):
+        raise ConfigError(f"{count} parameter tensors were asked for; expected 0 to {len(named)}, which the model has")
+    return dict(named[:count])

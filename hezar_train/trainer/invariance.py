@@ -7,16 +7,24 @@ batch statistics are off (evaluation mode), because they may differ between cuts
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from hezar_train.data import preserved_randomness
+from hezar_train.errors import DataError
+from hezar_train.events import EventStorage
 from hezar_train.trainer.evaluator import evaluation_mode
+from hezar_train.trainer.model_runner import as_outputs, labels_of, others_of
+from hezar_train.trainer.train_data import size_of
 
-__all__ = ["Factoring", "InvarianceReport", "check_invariance", "factorings"]
+if TYPE_CHECKING:
+    from hezar_train.trainer.assemble import Parts
+
+__all__ = ["Factoring", "InvarianceReport", "check_invariance", "factorings", "verify_invariance"]
 
 Gradients = tuple[float, list[torch.Tensor]]
 
@@ -60,6 +68,30 @@ class InvarianceReport:
             "its units: return a mean over samples, or set loss_weight='labels' if it is a mean over labels, or "
             "override batch_weight(batch) to return what it is a mean of."
         )
+
+
+def verify_invariance(parts: Parts, num_samples: int, tolerance: float) -> InvarianceReport:
+    """Check that cutting a batch of a trainer's data in any way gives the same gradient and loss."""
+    train_dataset, verbs, ctx = parts.setup.splits.train, parts.verbs, parts.ctx
+    source = parts.data.open(parts.setup.config, train_dataset)
+    count = min(num_samples, size_of(train_dataset) or 0) if hasattr(source, "fetch") else 0
+    if count < 2:
+        raise DataError("verify_invariance() needs a training dataset with a length and at least two samples")
+
+    def fetch(indices: Iterable[int]) -> Any:
+        return source.fetch(1, list(indices))  # type: ignore[attr-defined]
+
+    def loss_of(batch: Any) -> torch.Tensor:
+        """Return the loss of a batch as the loop computes it."""
+        ctx.step.batch = batch
+        parts.train_step.prepare_input(ctx)
+        prepared = ctx.step.batch
+        with parts.runtime.autocast()():
+            outputs = as_outputs(verbs.forward(prepared))
+            return verbs.compute_loss(outputs, labels_of(prepared), **others_of(prepared))
+
+    with EventStorage(), preserved_randomness():
+        return check_invariance(parts.model, range(count), fetch, parts.weigher.weight_of, loss_of, tolerance)
 
 
 def check_invariance(

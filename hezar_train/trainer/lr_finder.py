@@ -1,57 +1,47 @@
-"""What a sweep over learning rates found: the curves, which rate to take from them, a picture, a JSON file.
+"""The learning-rate finder: a few updates with geometrically growing rates show where the loss falls and explodes.
 
-Everything is read in log10 space, in which the rates of a sweep are evenly spaced. Nothing here trains or needs torch.
+A sweep is a routine like any other: the same loop and default steps, with counters of its own and without logs, saves
+and evaluations that are due; afterwards everything is as it was. `LRFinderResult` has the curves, which rate to take
+from them, a picture and a JSON file; it reads everything in log10 space, in which the rates of a sweep are evenly
+spaced.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hezar_train.checkpoint import local_part
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, write_mapping
-from hezar_train.data import preserved_randomness
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError, NonFiniteError, choices, suggestion
-from hezar_train.loop import Context, HookSet, Moment
+from hezar_train.events import EventStorage
+from hezar_train.loop import Context, Fit, HookSet, Moment, Routine, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import Schedule
-from hezar_train.runtime import Runtime, logger
+from hezar_train.plan import UNLIMITED, End
+from hezar_train.runtime import Replicas, Runtime, logger
 from hezar_train.state import TrainerState
+from hezar_train.trainer.kept_state import untouched
 from hezar_train.trainer.model_runner import Regularizer
-from hezar_train.trainer.optimization import Updater
-from hezar_train.trainer.train_step import TrainSteps, Verbs
+from hezar_train.trainer.optimization import Optimization
+from hezar_train.trainer.train_data import evaluation_sets
+from hezar_train.trainer.train_step import TrainStep
+from hezar_train.types import Mode
 
 if TYPE_CHECKING:
-    from hezar_train.trainer import Trainer
+    from hezar_train.trainer.assemble import Parts
 
-__all__ = [
-    "DEFAULT_STEPS",
-    "SELECT_METHODS",
-    "WHOLE_RANGE",
-    "LRFinderResult",
-    "LogFinder",
-    "RateSweep",
-    "SweepSettings",
-    "find_lr",
-    "lr_finder_auto_load",
-    "problem_of_method",
-    "refuse_accuracy",
-    "untouched",
-]
+__all__ = ["DEFAULT_STEPS", "SELECT_METHODS", "WHOLE_RANGE", "LRFinderResult", "SweepSettings", "find_lr"]
 
 WHOLE_RANGE = "end of the range"
 
@@ -241,171 +231,6 @@ SELECT_METHODS: dict[str, Callable[[LRFinderResult], int | None]] = {
 """How a rate is selected: each returns the number of the update that had it."""
 
 
-# Let something train, and put everything back bit by bit, however it ends.
-#
-# Owns the list of what training changes: parameters, buffers (also those that no checkpoint holds), extra state,
-# gradients and modes of the model; the optimizer's state and groups, the schedule, the scaler, the counters, the place
-# of data that keeps one itself, the global generators and the device's. The very same tensors come back, with the
-# values they had. It takes memory for a second copy of model and optimizer, and does not know of a module's plain
-# attributes.
-
-Restore = Callable[[], Any]
-Memo = dict[int, Restore]
-
-
-@contextmanager
-def untouched(
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: Schedule,
-    scaler: torch.amp.GradScaler | None,
-    state: TrainerState,
-    data: Any,
-    device: torch.device,
-) -> Iterator[None]:
-    """Put everything back when the body ends, fails or is interrupted; it starts without gradients."""
-    _refuse_what_cannot_come_back(model, data)
-    memo: Memo = {}
-    with ExitStack() as stack:  # what is kept last comes back first, and each comes back even if another fails
-        stack.enter_context(preserved_randomness())
-        stack.enter_context(_preserved_generator(device))
-        for module in model.modules():
-            stack.callback(_kept_module(module, memo))
-        for container in (optimizer.param_groups, optimizer.state):
-            stack.callback(_kept(container, memo))
-        stack.callback(schedule.load_state_dict, copy.deepcopy(schedule.state_dict()))
-        if scaler is not None:
-            stack.callback(_kept_scaler(scaler))
-        stack.callback(state.update, state.to_dict())
-        for owner in _keepers_of(data):
-            stack.callback(owner.load_state_dict, copy.deepcopy(owner.state_dict()))
-        stack.callback(_kept_gradients(model.parameters()))
-        yield
-
-
-def _kept(value: Any, memo: Memo) -> Restore:
-    """Return a function that gives back the same object with the same content."""
-    if id(value) in memo:
-        return memo[id(value)]
-    if isinstance(value, torch.Tensor):
-        restore = _kept_tensor(value)
-    elif isinstance(value, dict):
-        restore = _kept_dict(value, memo)
-    elif isinstance(value, list):
-        restore = _kept_list(value, memo)
-    else:
-        saved = copy.deepcopy(value)
-        return lambda: saved  # not noted: small values share their ids
-    memo[id(value)] = restore
-    return restore
-
-
-def _kept_tensor(tensor: torch.Tensor) -> Restore:
-    own = local_part(tensor)
-    saved = own.detach().clone()
-    # an expanded tensor has one value in many places, which may be written only once
-    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in own.stride())
-
-    def restore() -> torch.Tensor:
-        with torch.no_grad():
-            own[once].copy_(saved[once])
-        return tensor
-
-    return restore
-
-
-def _kept_dict(mapping: dict[Any, Any], memo: Memo) -> Restore:
-    parts = {key: _kept(value, memo) for key, value in mapping.items()}
-
-    def restore() -> dict[Any, Any]:
-        mapping.clear()
-        mapping.update({key: part() for key, part in parts.items()})
-        return mapping
-
-    return restore
-
-
-def _kept_list(values: list[Any], memo: Memo) -> Restore:
-    parts = [_kept(value, memo) for value in values]
-
-    def restore() -> list[Any]:
-        values[:] = [part() for part in parts]
-        return values
-
-    return restore
-
-
-def _kept_module(module: nn.Module, memo: Memo) -> Restore:
-    """Keep a module's own tensors, mode and extra state; its children are kept by themselves."""
-    parameters, buffers, training = _kept(module._parameters, memo), _kept(module._buffers, memo), module.training
-    has_extra = type(module).get_extra_state is not nn.Module.get_extra_state
-    extra = copy.deepcopy(module.get_extra_state()) if has_extra else None
-
-    def restore() -> None:
-        parameters()
-        buffers()
-        module.training = training
-        if has_extra:
-            module.set_extra_state(extra)
-
-    return restore
-
-
-def _kept_gradients(parameters: Iterable[nn.Parameter]) -> Restore:
-    """Set gradients aside."""
-    before = {parameter: parameter.grad for parameter in parameters}
-    for parameter in before:
-        parameter.grad = None
-
-    def restore() -> None:
-        for parameter, gradient in before.items():
-            parameter.grad = gradient
-
-    return restore
-
-
-def _kept_scaler(scaler: torch.amp.GradScaler) -> Restore:
-    saved = scaler.state_dict()
-
-    def restore() -> None:
-        scaler._per_optimizer_states.clear()  # an update that failed half way was unscaled and never stepped
-        scaler.load_state_dict(saved)
-
-    return restore
-
-
-def _preserved_generator(device: torch.device) -> AbstractContextManager[None]:
-    """Put back the generator of an accelerator; those of the CPU are kept apart."""
-    if device.type == "cpu" or not hasattr(torch.get_device_module(device), "default_generators"):
-        return nullcontext()
-    return torch.random.fork_rng(devices=[device], device_type=device.type)
-
-
-def _keepers_of(data: Any) -> list[Any]:
-    """Return what keeps its own place in the data: a stream, a loader, a loader's sampler or dataset."""
-    owners = [data, *(getattr(data, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
-    return [one for one in owners if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")]
-
-
-def _refuse_what_cannot_come_back(model: nn.Module, data: Any) -> None:
-    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
-        raise DataError(
-            f"the parameters {', '.join(lazy)} have no shape before the first forward, to which they could not go "
-            "back. Run the model once on a batch first."
-        )
-    if any(hasattr(one, "__next__") for one in (data, getattr(data, "dataset", None))):
-        raise DataError(
-            f"the training data is a {type(data).__name__} that can be read only once, so what is read now would be "
-            "missing later. Pass a dataset, or an iterable that starts anew each time."
-        )
-
-
-# A sweep over learning rates: a few updates with geometrically growing rates show where the loss falls and explodes.
-#
-# It is a routine like any other: the same loop and default steps, with counters of its own and without logs, saves and
-# evaluations that are due. This module owns the rates, the smoothing and when a sweep ends; `rate_curve` reads the
-# curves, and `trials` puts back what a sweep changes.
-
 DEFAULT_STEPS = 100
 NOT_FINITE = "a loss that is not finite"
 
@@ -494,28 +319,36 @@ class RateSweep:
     """The hooks of a sweep, with counters of their own, and the curves they gather."""
 
     def __init__(
-        self, settings: SweepSettings, verbs: Verbs, runtime: Runtime, optimizer: Optimizer, config: TrainerConfig
+        self,
+        settings: SweepSettings,
+        verbs: Verbs,
+        runtime: Runtime,
+        optimizer: Optimizer,
+        config: TrainerConfig,
+        replicas: Replicas | None = None,
+        agree: Callable[[torch.Tensor], float] = float,
+        measure: Callable[[], float] | None = None,
     ) -> None:
+        """`measure` returns the accuracy, where it is asked for."""
         self.state = TrainerState()
         self.curves = Curves(settings)
-        self.measure: Callable[[], float] | None = None
-        """Returns the accuracy, where it is asked for."""
-
-        updater = Updater(optimizer, runtime.scaler, config)
-        self.steps = TrainSteps(verbs, runtime, self.state, updater, Schedule(None, 1, optimizer), config.seed)
+        self._measure = measure
+        schedule = Schedule(None, 1, optimizer)
+        optimization = Optimization(optimizer, schedule, runtime.scaler, config.max_grad_norm, replicas)
+        self._steps = TrainStep(verbs, runtime, config.seed, self.state, optimization, agree)
         self._settings, self._groups, self._mu = settings, optimizer.param_groups, config.regularizer_mu
         first, *others = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
         self._factors = [1.0, *(rate / first if first else 1.0 for rate in others)]
 
     def register(self, hooks: HookSet, regularizer: Regularizer | None = None) -> None:
         """Put the default steps and the sweep's own into a hook set."""
-        self.steps.register(hooks, regularizer, self._mu)
+        self._steps.register(hooks, regularizer, self._mu)
         hooks.register(self.set_rate, Moment.BATCH_START, name="set_rate")
         hooks.register(self.note, Moment.BATCH_END, name="note")
 
     def set_rate(self, ctx: Context) -> None:
         """Give each window its rate; groups keep their ratio to the first one's."""
-        if ctx.batch_in_window:
+        if ctx.step.batch_in_window:
             return
         rate = self._settings.rate(len(self.curves.rates))
         for group, factor in zip(self._groups, self._factors, strict=True):
@@ -524,15 +357,15 @@ class RateSweep:
 
     def note(self, ctx: Context) -> None:
         """Add a window's loss, and the accuracy after its update; end the sweep where there is a reason."""
-        if not ctx.closes_window:
+        if not ctx.step.closes_window:
             return
         before = len(self.curves.rates)
         reason = self.curves.add(ctx.loss_value)
         self.state.stop_reason = self.state.stop_reason or reason
         if len(self.curves.rates) == before:
             return
-        if self.measure is not None:
-            self.curves.accuracies.append(self.measure())
+        if self._measure is not None:
+            self.curves.accuracies.append(self._measure())
         every, curves = self._settings.print_every, self.curves
         if every and before % every == 0:
             latest = (curves.rates[-1], curves.losses[-1], curves.smoothed[-1])
@@ -572,111 +405,33 @@ def refuse_accuracy(name: str, handler: MetricsHandler, eval_dataset: Any) -> No
         raise ConfigError(f"acc_metric={name!r} is better when it is smaller; expected one that is better when larger")
 
 
-# lernomatic's finder of learning rates: its names on `Trainer.find_lr`, and files that show a sweep again.
-#
-# Owns names, not behaviour: `rate_sweep` has the sweep, `rate_curve` what is read from it.
-
-
-def find_lr(trainer: Trainer, settings: SweepSettings) -> LRFinderResult:
+def find_lr(parts: Parts, settings: SweepSettings) -> LRFinderResult:
     """Sweep over the rates of a trainer, on the first updates of its first epoch; then everything is as it was."""
-    return trainer._sweep(settings)
+    setup, runtime, optimization = parts.setup, parts.runtime, parts.optimization
+    parts.session.refuse_to_train("train")
+    sweep = RateSweep(
+        settings, parts.verbs, runtime, optimization.optimizer, setup.config, parts.replicas, parts.agreement.loss,
+        _accuracy(parts, settings),
+    )  # fmt: skip
+    sweep.register(hooks := HookSet(), parts.regularizer)
+    kept = untouched(
+        parts.model, optimization.optimizer, optimization.schedule, runtime.scaler, parts.state, setup.splits.train,
+        runtime.device,
+    )  # fmt: skip
+    with EventStorage(), parts.hold.held(), kept, closing(parts.data.train_source(setup)) as source:
+        routine = Routine(parts.ctx, hooks, Mode.TRAIN, "train")
+        fit = Fit(
+            routine, source, setup.plan, sweep.state, End(), UNLIMITED, parts.weigher.weigh, agree=parts.agreement.loss
+        )
+        return sweep.run(lambda: parts.loop.fit(fit))
 
 
-@dataclass
-class LogFinder:
-    """Sweep over a trainer's learning rates, under the names of lernomatic.
-
-    `num_epochs`, `gamma`, `grad_thresh` and `expr_id` have no effect: one epoch leads from `lr_min` to `lr_max`.
-    """
-
-    trainer: Trainer | None
-    num_epochs: int = 8
-    lr_min: float = 1e-6
-    lr_max: float = 1.0
-    explode_thresh: float = 4.0
-    beta: float = 0.999
-    gamma: float = 0.999995
-    lr_min_factor: float = 2.0
-    lr_max_scale: float = 1.0
-    lr_select_method: str = "max_acc"
-    lr_trunc: int = 10
-    max_batches: int = 0
-    """Updates of the sweep; 0: those of an epoch."""
-
-    grad_thresh: float = 0.002
-    acc_test: bool = True
-    print_every: int = 20
-    verbose: bool = False
-    expr_id: str | None = None
-    result: LRFinderResult | None = field(default=None, repr=False)
-
-    def find(self) -> tuple[float, float]:
-        """Sweep; return the lowest and the highest rate to train with."""
-        if self.trainer is None:
-            raise DataError("this finder has no trainer: it was read from a file, and can only show what was found")
-        num_steps = self.max_batches or self.trainer.plan.updates_in_epoch or DEFAULT_STEPS
-        self.result = self.trainer.find_lr(
-            self.lr_min, self.lr_max, num_steps, explode_thresh=self.explode_thresh, beta=self.beta,
-            lr_select_method=self.lr_select_method, lr_min_factor=self.lr_min_factor, lr_max_scale=self.lr_max_scale,
-            lr_trunc=self.lr_trunc, acc_test=self.acc_test, print_every=self.print_every if self.verbose else 0,
-        )  # fmt: skip
-        return self.get_lr_range()
-
-    def get_lr_range(self) -> tuple[float, float]:
-        """Return the lowest and the highest rate to train with, by `lr_select_method`."""
-        return self._found().get_lr_range(self.lr_select_method)
-
-    def get_lr_history(self) -> list[float] | None:
-        """Return log10 of each rate that was tried; None before a sweep."""
-        return self.log_lr_history or None
-
-    @property
-    def log_lr_history(self) -> list[float]:
-        return [] if self.result is None else [math.log10(rate) for rate in self.result.rates]
-
-    @property
-    def smooth_loss_history(self) -> list[float]:
-        return [] if self.result is None else self.result.smoothed
-
-    @property
-    def acc_history(self) -> list[float]:
-        return [] if self.result is None else self.result.accuracies
-
-    def plot_lr_vs_loss(self, ax: Any, title: str | None = None, log: bool = False) -> None:
-        """Draw the smoothed loss over the rate, or over its log10, with the range."""
-        self._draw(ax, self.smooth_loss_history, "smoothed loss", title, log)
-
-    def plot_lr_vs_acc(self, ax: Any, title: str | None = None, log: bool = False) -> None:
-        """Draw the accuracy over the rate, or over its log10, with the range."""
-        if not self.acc_history:
-            raise DataError("no accuracies were measured: set acc_test=True and call find()")
-        self._draw(ax, self.acc_history, "accuracy", title, log)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write what was found as JSON."""
-        return self._found().save(path)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Read what `save` wrote, with the way it selected."""
-        self.result = LRFinderResult.load(path)
-        self.lr_select_method = self.result.lr_select_method
-
-    def _draw(self, ax: Any, curve: list[float], name: str, title: str | None, log: bool) -> None:
-        rates = self.log_lr_history if log else self._found().rates
-        ax.plot(rates, curve)
-        for rate in self.get_lr_range():
-            ax.axvline(math.log10(rate) if log else rate, color="r")
-        what = "log10 of the learning rate" if log else "learning rate"
-        ax.set(xlabel=what, ylabel=name, title=title or f"Selected by {self.lr_select_method}")
-
-    def _found(self) -> LRFinderResult:
-        if self.result is None:
-            raise DataError("nothing was found yet: call find() or load(path) first")
-        return self.result
-
-
-def lr_finder_auto_load(path: str | os.PathLike[str]) -> LogFinder:
-    """Return a finder without a trainer that shows what a saved one found."""
-    finder = LogFinder(None)
-    finder.load(path)
-    return finder
+def _accuracy(parts: Parts, settings: SweepSettings) -> Callable[[], float] | None:
+    """Return how to measure accuracy: with the default steps alone, so that no hook sees it."""
+    if not settings.tests_accuracy:
+        return None
+    eval_dataset, evaluator = parts.setup.splits.for_evaluation, parts.evaluator
+    refuse_accuracy(settings.acc_metric, parts.handler, eval_dataset)
+    data = next(iter(evaluation_sets(None, eval_dataset).values()))
+    hooks = evaluator.make_hooks()
+    return lambda: evaluator.evaluate_set(data, "val", hooks, settings.acc_batches).metrics[settings.acc_metric]

@@ -1,19 +1,24 @@
-"""The protocol between the loop and a user's model: how to call it, where its loss comes from.
+"""How a user's model is run: what it is called with, where its loss comes from, and what that loss is the mean of.
 
 Every part is optional. A model takes a tensor, a tuple or keywords; returns a tensor, a mapping or a `ModelOutput`;
 and brings its loss as `compute_loss`, through the config's `criterion`, or as `outputs["loss"]`, in this order.
+
+The units of a loss are samples, or labels that count (`Weigher`). The weight of a micro-batch in its window is its
+number of units, so that splitting a batch does not change the gradient, also with padding and in a short last window.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from hezar_train.checkpoint import unwrap
 from hezar_train.data import Window, batch_length
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.loop import Context
@@ -23,7 +28,8 @@ from hezar_train.runtime import Processes
 from hezar_train.types import TaskType
 
 __all__ = [
-    "ModelCaller",
+    "DeviceHold",
+    "ModelRunner",
     "Regularizer",
     "Weigher",
     "as_outputs",
@@ -39,12 +45,11 @@ __all__ = [
 LABEL_KEYS = ("labels", "label")
 
 
-class ModelCaller:
+class ModelRunner:
     """Call a model with the batches it understands; signatures are read once, from the unwrapped model."""
 
-    def __init__(
-        self, model: Callable[..., Any], unwrapped: nn.Module, criterion: Callable[..., torch.Tensor] | None
-    ) -> None:
+    def __init__(self, model: nn.Module, criterion: Callable[..., torch.Tensor] | None) -> None:
+        unwrapped = unwrap(model)
         self._model, self._criterion = model, criterion
         self._parameters = inspect.signature(unwrapped.forward).parameters
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
@@ -175,14 +180,34 @@ def _names_of(function: Callable[..., Any] | None) -> frozenset[str] | None:
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else frozenset(parameters)
 
 
-# What a returned loss is the mean of: samples, or labels that count.
-#
-# The weight of a micro-batch in its window is its number of units, so that splitting a batch does not change the
-# gradient, also with padding and in a short last window.
-
 LABEL_TASKS = {TaskType.SEQUENCE_LABELING, TaskType.MASK_FILLING, TaskType.TEXT_GENERATION, TaskType.LANGUAGE_MODELING}
 LABEL_MODELS = ("ForTokenClassification", "ForMaskedLM")
 CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
+
+
+class DeviceHold:
+    """Keep a model on its device while routines run; with offloading, only while the outermost one does."""
+
+    def __init__(self, model: nn.Module, device: torch.device, *, offloads: bool) -> None:
+        self._model, self._device, self._offloads, self._depth = model, device, offloads, 0
+
+    def follow(self, *, offloads: bool) -> None:
+        """Offload from the next routine on, or no longer."""
+        self._offloads = offloads
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the model on its device while the body runs; bodies may nest."""
+        moves = self._offloads and self._depth == 0
+        self._depth += 1
+        if moves:
+            self._model.to(self._device)
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if moves:
+                self._model.to("cpu")
 
 
 class Weigher:
@@ -257,8 +282,6 @@ def _is_encoder_decoder(model: nn.Module) -> bool | None:
     """Read a transformers-like config; None where the model does not say."""
     return getattr(getattr(model, "config", None), "is_encoder_decoder", None)
 
-
-# What may be added to the loss: functions of the context, by a registered name or a dotted path.
 
 Regularizer = Callable[[Context], object]
 

@@ -1,4 +1,4 @@
-"""One update: the norm of the gradients, clipping, the optimizer's step; the guard is in `steps`.
+"""Optimization: gradients joined and unscaled, gradient norm and clipping, the optimizer's step, the schedule's tick.
 
 The plain optimizer and a cached parameter list are used: Accelerate's wrapper costs more than a small model's step.
 """
@@ -6,38 +6,71 @@ The plain optimizer and a cached parameter list are used: Accelerate's wrapper c
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.config import TrainerConfig
-from hezar_train.runtime.sharding import gradient_norm, local_gradients
+from hezar_train.errors import ConfigError
+from hezar_train.optim import (
+    Schedule,
+    build_momentum_schedule,
+    build_optimizer,
+    build_scheduler,
+    parameter_groups,
+    watches_metric,
+)
+from hezar_train.plan import Plan
+from hezar_train.runtime import Replicas
+from hezar_train.runtime.sharding import gradient_norm, is_sharded, local_gradients
 
 __all__ = [
-    "Updater",
-    "driven_settings",
-    "reset_driven",
+    "FirstSettings",
+    "Optimization",
+    "optimizer_for",
+    "parameters_of",
+    "refuse_foreign_optimizer",
+    "schedule_for",
+    "scheduler_for",
 ]
 
 CLIP_MARGIN = 1e-6  # what torch adds to the norm before it divides
 
+DRIVEN = ("lr", "momentum", "betas")
+"""What a schedule drives in a parameter group."""
 
-class Updater:
-    """Apply the gradients of a window, once they are known to be finite."""
+LEFT_BEHIND = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
+"""What torch's schedulers leave in a group for themselves, and would take up from one another."""
 
-    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler | None, config: TrainerConfig) -> None:
-        self._optimizer, self._scaler = optimizer, scaler
-        self._max_norm = config.max_grad_norm
-        self._parameters: list[torch.Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+
+class Optimization:
+    """Apply the gradients of a window, once they are known to be finite, and drive the schedule."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        scaler: torch.amp.GradScaler | None = None,
+        max_grad_norm: float | None = None,
+        replicas: Replicas | None = None,
+    ) -> None:
+        """`replicas` joins the gradients of several processes; None where there is only this one."""
+        self.optimizer, self.schedule = optimizer, schedule
+        self._scaler, self._max_norm, self._replicas = scaler, max_grad_norm, replicas
+        self._parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
-        self._is_shared_out = any(hasattr(p, "device_mesh") for p in self._parameters)
+        self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
+        self._is_gathered = False
+        if replicas is not None:
+            replicas.watch(optimizer)
 
     @property
-    def trained(self) -> list[torch.Tensor]:
+    def trained(self) -> list[Tensor]:
         """The parameters that learn."""
         return [parameter for parameter in self._parameters if parameter.requires_grad]
 
@@ -46,11 +79,19 @@ class Updater:
         """Tell whether a scaler expects overflows and skips such updates by itself."""
         return self._scaler is not None
 
-    def gradient_norm(self) -> torch.Tensor:
-        """Return the norm over all gradients, unscaled; it stays on the device."""
+    def gather_gradients(self) -> None:
+        """Sum the gradients over all processes and unscale them, once for an update."""
+        if self._is_gathered:
+            return
+        self._is_gathered = True
+        if self._replicas is not None:
+            self._replicas.join_gradients()
         if self._scaler is not None:
-            self._scaler.unscale_(self._optimizer)
-        if self._is_shared_out:
+            self._scaler.unscale_(self.optimizer)
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm over all gradients; it stays on the device."""
+        if self._is_sharded:
             return gradient_norm(self._parameters)
         gradients = self._gradients()
         if not gradients:
@@ -58,7 +99,7 @@ class Updater:
         if not self._is_uniform or any(g.is_sparse for g in gradients):
             return torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
         norms = list(torch._foreach_norm(gradients))
-        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return total
 
     def clip(self, norm: float) -> None:
@@ -79,29 +120,64 @@ class Updater:
             self._step()
             return True
         before = self._scaler.get_scale()
-        self._scaler.step(self._optimizer)
+        self._scaler.step(self.optimizer)
         self._scaler.update()
         return bool(self._scaler.get_scale() >= before)
 
     def zero_grad(self) -> None:
-        """Free the gradients."""
+        """Free the gradients; what comes next belongs to another update."""
         for parameter in self._parameters:
             parameter.grad = None
+        self._is_gathered = False
+        if self._replicas is not None:
+            self._replicas.forget()
 
-    def _gradients(self) -> list[torch.Tensor]:
+    def follow(self, schedule: Schedule) -> None:
+        """Drive another schedule from now on."""
+        self.schedule, self._step = schedule, self.optimizer.step
+
+    def _gradients(self) -> list[Tensor]:
         """Return what this process holds of the gradients."""
-        if self._is_shared_out:
+        if self._is_sharded:
             return local_gradients(self._parameters)
         return [p.grad for p in self._parameters if p.grad is not None]
 
 
-# Another schedule for an optimizer that had one: what the first one drives is put back to where it began.
+class FirstSettings:
+    """What an optimizer and its schedule began with, to which both may go back."""
 
-DRIVEN = ("lr", "momentum", "betas")
-"""What a schedule drives in a parameter group."""
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        make_schedule: Callable[[LRScheduler | None], Schedule],
+        given: LRScheduler | None = None,
+    ) -> None:
+        """Note the rates and momenta, then make the schedule, over the scheduler given, which may change them."""
+        self._optimizer, self.given = optimizer, given
+        self._driven = driven_settings(optimizer)
+        self.schedule = make_schedule(given)
+        self._states = copy.deepcopy((optimizer.state_dict(), self.schedule.state_dict()))
 
-LEFT_BEHIND = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
-"""What torch's schedulers leave in a group for themselves, and would take up from one another."""
+    def restore(self, schedule: Schedule) -> None:
+        """Put optimizer and schedule back to where they began, for a call that is to start with fresh ones."""
+        optimizer_state, schedule_state = copy.deepcopy(self._states)
+        self._optimizer.load_state_dict(optimizer_state)
+        schedule.load_state_dict(schedule_state)
+
+    def reset_driven(self) -> None:
+        """Put back what a schedule drives, for another schedule to begin with."""
+        reset_driven(self._optimizer, self._driven)
+
+    def note_settings(self) -> None:
+        """Let an optimizer that is made fresh for each call (`fresh_optimizer`) begin with the settings of now."""
+        first_optimizer, first_schedule = self._states
+        self._states = (_with_groups(first_optimizer, copy.deepcopy(self._optimizer.state_dict())), first_schedule)
+
+    def note_schedule(self, schedule: Schedule, given: LRScheduler | None) -> None:
+        """Let fresh ones begin with another schedule, over the scheduler given, and the settings of now."""
+        self.schedule, self.given = schedule, given
+        self._states = (self._states[0], copy.deepcopy(schedule.state_dict()))
+        self.note_settings()
 
 
 def driven_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -120,3 +196,80 @@ def reset_driven(optimizer: Optimizer, settings: Sequence[dict[str, Any]]) -> No
                 group[key].copy_(value)
             else:
                 group[key] = copy.deepcopy(value)
+
+
+def optimizer_for(model: nn.Module, config: TrainerConfig, device: torch.device, default: str) -> Optimizer:
+    """Build the optimizer that a config names over a model's parameters."""
+    return build_optimizer(
+        config.optimizer_name if config.optimizer is not None else default,
+        parameters_of(model, config),
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        kwargs=config.optimizer_kwargs,
+        device=device,
+        momentum=config.momentum,
+    )
+
+
+def scheduler_for(
+    optimizer: Optimizer, config: TrainerConfig, plan: Plan, objective: str, default: str | None
+) -> LRScheduler | None:
+    """Build the learning-rate scheduler that a config names, laid out over the plan; None if it names none."""
+    if (name := config.scheduler_name or default) is None:
+        return None
+    kwargs = _with_direction(name, config.lr_scheduler_kwargs, objective)
+    return build_scheduler(name, optimizer, total_ticks=plan.total_ticks, kwargs=kwargs, total_epochs=plan.num_epochs)
+
+
+def schedule_for(
+    optimizer: Optimizer, scheduler: LRScheduler | None, config: TrainerConfig, plan: Plan, objective: str
+) -> Schedule:
+    """Return what ticks a scheduler, and the schedule of the momentum that a config names."""
+    name, momentum = config.momentum_scheduler, None
+    if name is not None:
+        kwargs = _with_direction(name, config.momentum_scheduler_kwargs, objective)
+        momentum = build_momentum_schedule(
+            name, optimizer, total_ticks=plan.total_ticks, kwargs=kwargs, total_epochs=plan.num_epochs
+        )
+    return Schedule(scheduler, plan.schedule_updates, optimizer, momentum=momentum)
+
+
+def _with_direction(name: str, given: Mapping[str, Any] | None, objective: str) -> dict[str, Any]:
+    """Tell a schedule that watches the metric which way is better."""
+    kwargs = dict(given or {})
+    if watches_metric(name):
+        kwargs.setdefault("mode", "max" if objective == "maximize" else "min")
+    return kwargs
+
+
+def parameters_of(model: nn.Module, config: TrainerConfig) -> Any:
+    """Return what an optimizer is built over: all parameters, or groups with a weight decay of their own."""
+    if config.weight_decay_norm is None and config.weight_decay_bias is None:
+        return model.parameters()
+    return parameter_groups(
+        model, weight_decay=config.weight_decay, weight_decay_norm=config.weight_decay_norm,
+        weight_decay_bias=config.weight_decay_bias,
+    )  # fmt: skip
+
+
+def refuse_foreign_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise if an optimizer that was passed in would leave the model as it is."""
+    ours = {id(parameter) for parameter in model.parameters()}
+    foreign = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in ours]
+    if foreign and is_sharded(model):
+        raise ConfigError(
+            "the optimizer passed in was built over whole parameters, and sharding='full' has cut them since. Name it "
+            "in the config (optimizer, optimizer_kwargs), or make it in an overridden build_optimizer()."
+        )
+    if not any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigError(
+            "the optimizer passed in holds none of the model's parameters, so the model would stay as it is. Build it "
+            "over model.parameters()."
+        )
+
+
+def _with_groups(first: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the first state of an optimizer, or of several by name, with the parameter groups of now."""
+    if "param_groups" in now:
+        return {**first, "param_groups": now["param_groups"]}
+    return {name: _with_groups(first[name], now[name]) for name in now}

@@ -1,22 +1,36 @@
-"""Where the time of a call of `train()` goes, measured where it costs nothing: around waits, saves and evaluations.
+"""A run while it trains: its lock, signal handlers and open files; and what is due after an update.
 
-What is left is the training itself. Nothing here waits for a device.
+`RunSession` holds what exists only while a run trains and lets go of it however that ends. After an update its default
+hook does what is due, in one order (`Due`): log, save, evaluate, best, stop. Saving comes first, so that an evaluation
+that fails loses nothing. What an evaluation changes follows from its recorded result, so a resume applies the record
+again, or evaluates if there is none. All other hooks only ask: `request_save`, `request_stop`.
+
+At a resume everything past the checkpoint is moved to `*.dropped` first (`Records`), so that every value is there once.
 """
 
 from __future__ import annotations
 
 import math
+import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hezar_train.checkpoint import CheckpointStore, CheckpointWriter, SharedStore
+import torch
+from torch import nn
+
+from hezar_train.checkpoint import Checkpoint, RunLock, unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import DataError, HezarTrainError, TrainingInterrupted
+from hezar_train.data import Window
+from hezar_train.errors import ConfigError, DataError, HezarTrainError, TrainingInterrupted, choices, suggestion
 from hezar_train.events import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
     METRICS_FILE,
     CSVWriter,
     EventStorage,
@@ -30,37 +44,629 @@ from hezar_train.events import (
     read_rows,
 )
 from hezar_train.events.storage import RESERVED_NAMES
-from hezar_train.hooks import Stopping
 from hezar_train.hooks.signals import StopFlag
-from hezar_train.hub import Pusher
-from hezar_train.loop import Context
-from hezar_train.optim import Schedule
-from hezar_train.plan import End, Plan, is_due
+from hezar_train.hub import HubRecord, Pusher, PushTarget
+from hezar_train.loop import Context, Fit, HookSet, Loop, Moment, Verbs
+from hezar_train.metrics import MetricsHandler
+from hezar_train.plan import UNLIMITED, End, is_due
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
-from hezar_train.trainer.checkpointing import Snapshot
+from hezar_train.terminal.display import num_parameters
+from hezar_train.terminal.progress import mean_distance
+from hezar_train.trainer.checkpointing import Checkpointing
+from hezar_train.trainer.environment import record_environment, threads_before
+from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.model_runner import DeviceHold, Weigher
+from hezar_train.trainer.optimization import FirstSettings, Optimization
+from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
+from hezar_train.trainer.train_step import TrainStep, UpdateLog
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = [
-    "DATA",
-    "EVALUATION",
-    "SAVING",
-    "TRAINING",
-    "Actions",
-    "Due",
-    "Records",
-    "Run",
-    "TimeSpent",
-    "append_row",
-    "last_logged",
-]
+__all__ = ["Actions", "Agreement", "Due", "Records", "RoutineResult", "RunSession", "TimeSpent", "append_row"]
 
 DATA, EVALUATION, SAVING, TRAINING = "data", "evaluation", "saving", "training"
+SECONDS_BETWEEN_NOTES = 30.0
+OWN_NAMES = frozenset({"train.step_loss", *RESERVED_NAMES})  # rows hold the mean of the one, and have the others
+SIGNAL_OF_CODE: dict[Any, str] = {128 + number: number.name for number in signal.Signals}
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RoutineResult:
+    """What a learning routine did: samples trained on in this call, and the last metrics.
+
+    It unpacks as `num_samples, parameters, metrics`; the parameters are copied only then.
+    """
+
+    num_samples: int
+    metrics: dict[str, float]
+    get_parameters: Callable[[], Any] = field(default=dict, repr=False, compare=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.num_samples, self.get_parameters(), self.metrics))
+
+
+class Agreement:
+    """What the processes of a run agree on at an update: its loss, and whether one of them was asked to stop."""
+
+    def __init__(self, processes: Processes, flag: StopFlag) -> None:
+        self._processes, self._flag = processes, flag
+
+    def loss(self, loss: Any) -> float:
+        """Return an update's loss over all processes, and let all know if one was asked to stop."""
+        total, asked = self._processes.sum([loss, float(self._flag.signal is not None)])
+        if asked:
+            self._flag.agree()
+        return total
+
+
+@dataclass
+class RunSession:
+    """Hold a run's lock, signal handlers and open files while it trains; log, save and evaluate when due."""
+
+    setup: RunSetup
+    runtime: Runtime
+    folder: RunFolder
+    model: nn.Module
+    state: TrainerState
+    storage: EventStorage
+    ctx: Context
+    loop: Loop
+    optimization: Optimization
+    first: FirstSettings
+    train_step: TrainStep
+    evaluator: Evaluator
+    checkpointing: Checkpointing
+    weigher: Weigher
+    handler: MetricsHandler
+    hold: DeviceHold
+    flag: StopFlag
+    agreement: Agreement
+    progress: Progress
+    log_of_updates: UpdateLog
+    verbs: Verbs
+    csv_file: str
+    config_file: str
+    hub_uploaded: bool | None = field(default=None, init=False)
+    """Whether the end of the run is on the Hub; None if nothing was pushed."""
+    last_metrics: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._spent = TimeSpent()
+        self._records: Records | None = None
+        self._pusher: Pusher | None = None
+        self._noted_time, self._windows_seen = perf_counter(), 0
+        self._totals: dict[str, int] = {}
+        actions = Actions(self.log, self.save, self.evaluate_and_update_best)
+        agrees = self._agree_on_requests if self.runtime.num_processes > 1 else None
+        self._due = Due(self.state, self.flag, actions, self._run_ends, agrees)
+        self._due.follow(self.setup)
+
+    def follow(self, setup: RunSetup) -> None:
+        """Go on with another config, other data, another plan."""
+        self.setup = setup
+        self._due.follow(setup)
+
+    def register(self, hooks: HookSet) -> None:
+        """Put the default behaviour of a run, beside its steps, into a hook set."""
+        hooks.register(self.checkpointing.keep_place, Moment.BATCH_END, name="keep_place")
+        hooks.register(self.show_progress, Moment.BATCH_END, name="progress")
+        hooks.register(self._due.at_batch_end, Moment.BATCH_END, name="due", is_last=True)
+        hooks.register(self._due.at_epoch_end, Moment.EPOCH_END, name="due", is_last=True)
+
+    def request_save(self) -> None:
+        """Ask for a checkpoint at the end of this update."""
+        self._due.save_requested = True
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go to where a checkpoint was saved."""
+        self.checkpointing.restore(checkpoint)
+        self._due.forget()
+
+    def refuse_to_train(self, split: str) -> None:
+        """Raise if there is nothing to train on, or if the run is not planned over that split."""
+        if self.setup.only_for_eval:
+            raise DataError("this trainer was built without training data: it can only evaluate and predict")
+        if split != "train":
+            self.setup.splits.named(split)  # a name that does not exist is told first
+            raise DataError(
+                f"this run is planned over the split 'train'; to train on {split!r}, build a Trainer with it as "
+                f"train_dataset, or call finetune({split!r})"
+            )
+
+    def begin_call(self) -> None:
+        """Say where this call ends, if a call does only a part of the run."""
+        state, config, plan = self.state, self.setup.config, self.setup.plan
+        if config.local_update_steps is None or self.call_is_open:
+            return
+        state.call_end, state.stop_reason = state.global_step + plan.total_steps, None
+        state.call_first_samples = state.samples_seen
+        if config.global_batch_size is not None:  # a step is another amount on other numbers of processes
+            place = 0 if state.epoch_finished else state.position
+            state.call_last_samples = state.samples_seen + plan.samples_of(place, plan.counted_steps)
+        if config.fresh_optimizer:
+            self.first.restore(self.optimization.schedule)
+
+    @property
+    def call_is_open(self) -> bool:
+        """Whether a call of train() that does a part of the run was broken off, so that the next one finishes it.
+
+        Also if only what follows its last step is missing: a checkpoint is older than the conclusions from it.
+        """
+        state = self.state
+        is_done = self.end().is_reached(state.global_step, state.samples_seen)
+        return state.call_end is not None and (not is_done or state.evaluation_pending)
+
+    def end(self) -> End:
+        """Return where the run, or this call, ends."""
+        return self.setup.end(self.state)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps after which the run, or this call, ends."""
+        return self.setup.plan.total_steps if self.state.call_end is None else self.state.call_end
+
+    @property
+    def first_samples(self) -> int:
+        """The samples that had been consumed when the call under way began."""
+        return self.state.call_first_samples if self.setup.trains_in_rounds else self.state.samples_seen
+
+    def make_fit(self, hooks: HookSet | None = None, split: str = "train") -> Fit:
+        """Return the rest of the run, or of this call, as a walk of the loop."""
+        setup = self.setup
+        num_epochs = UNLIMITED if setup.trains_in_rounds else setup.plan.num_epochs
+        return Fit(
+            self.loop.training_routine(hooks, split), setup.source, setup.plan, self.state, self.end(), num_epochs,
+            self._weigh, agree=self.agreement.loss, timed=self._spent.waiting_for,
+        )  # fmt: skip
+
+    def walk(self, hooks: HookSet | None, split: str) -> None:
+        """Do the learning of one call of train()."""
+        self.walk_fit(self.make_fit(hooks, split))
+
+    def walk_fit(self, fit: Fit) -> None:
+        """Walk to the end of a fit; an evaluation that a kill broke off comes first."""
+        self.train_step.begin()
+        self.loop.fit(fit, self._conclude_pending)
+
+    def _conclude_pending(self) -> None:
+        if self.state.evaluation_pending:
+            self._due.after_save()
+
+    def is_finished(self) -> bool:
+        """Tell whether nothing is left to do; the main process looks into the folder for all."""
+        return bool(self.runtime.processes.share(self._is_all_done() if self.runtime.is_main else None))
+
+    def _is_all_done(self) -> bool:
+        state = self.state
+        if self.setup.trains_in_rounds:
+            return False  # a call was made, so there is something to do
+        ended = state.epoch_finished and state.epoch >= self.setup.plan.num_epochs
+        is_at_end = self.end().is_reached(state.global_step, state.samples_seen)
+        if not (is_at_end or ended or self.is_stopped):
+            return False
+        evaluated = self.folder.recorded_evaluation(state.global_step) if self.setup.evaluates else {}
+        return not state.evaluation_pending or evaluated is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was asked to stop and no change is accepted that could let it go on."""
+        reason = self.state.stop_reason or self.folder.recorded_stop_reason(self.state.global_step)
+        return reason is not None and not self.setup.config.accept_changes
+
+    def result_when_finished(self, get_parameters: Callable[[], Any]) -> RoutineResult:
+        """Tell that the run is done, push what is not on the Hub yet, and return what it found."""
+        if self.runtime.is_main and not HubRecord(self.folder.hub).is_uploaded(self.state.global_step):
+            self._pusher = pusher_of(self.setup.config, self.folder)
+            self.finish_pushes()
+        state = self.state
+        recorded = self.runtime.processes.share(self.folder.recorded_evaluation(state.global_step) or {})
+        metrics = {"train.loss": state.loss_tracker_avg, **{f"evaluation.{k}": v for k, v in recorded.items()}}
+        # the checkpoint is older than what its evaluation changed
+        value = metrics.get(self.setup.best_key, math.nan)
+        is_best = state.update_best_results(value, self.setup.objective, state.global_step)
+        # with evaluations, a record says that it is written
+        if is_best and self.setup.config.save_enabled and not self.setup.evaluates and self.runtime.is_main:
+            self.folder.write_best(state)
+        if self.runtime.is_main:
+            self._tell_done(recorded)
+        return RoutineResult(0, metrics, get_parameters)
+
+    def _tell_done(self, evaluation: Mapping[str, float]) -> None:
+        """Say how well the run has ended, with the names that its lines had."""
+        state = self.state
+        recent = last_logged(self.folder, state, "train.recent_loss")
+        values = {} if recent is None else {"loss": recent}
+        values |= {"mean_loss": state.loss_tracker_avg, **{f"evaluation.{k}": v for k, v in evaluation.items()}}
+        shown = ", ".join(f"{name} {self.handler.shown(name, value)}" for name, value in values.items())
+        logger.info("already trained to the end (step %d, epoch %d): %s", state.global_step, state.epoch, shown)
+
+    @contextmanager
+    def measured_around(self, evaluate: Callable[[str], dict[str, float]]) -> Iterator[dict[str, float]]:
+        """With `use_diff`, evaluate on "val" before and after the body; the first result survives a kill."""
+        found: dict[str, float] = {}
+        if not self.setup.config.use_diff:
+            yield found
+            return
+        kept = self.state.hooks.setdefault("use_diff", {})
+        if kept.get("call_end", "none") != self.state.call_end:
+            kept |= {"before": evaluate("val")["loss"], "call_end": self.state.call_end}
+        yield found
+        found |= {
+            "val_total": float(size_of(self.setup.splits.named("val")) or 0),
+            "val_avg_loss_before": kept["before"],
+            "val_avg_loss_after": evaluate("val")["loss"],
+        }
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run's folder; the main process does it for all."""
+        lock, processes = RunLock(self.folder.lock), self.runtime.processes
+        processes.on_main(lock.__enter__)
+        try:
+            yield
+        finally:
+            if processes.is_main:
+                lock.__exit__(None, None, None)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Hold what exists only while the run trains, in a locked folder: signal handlers, files, the writer."""
+        with self.flag, self.storage, self.hold.held():
+            self.train_step.forget_open_window()  # of a failed call, and what a user's own backward left behind
+            self.runtime.processes.on_main(self._enter_folder)
+            with self._end_noted():
+                if self.setup.config.accept_changes:
+                    self.state.stop_reason = None
+                self.checkpointing.place_source()
+                self._begin_progress()
+                self._open_files()
+                with self._brought_to_an_end():
+                    self.checkpointing.reserve_buffers()
+                    yield
+                    self.log_rest()
+
+    def finish_pushes(self) -> None:
+        """Push the end of the run, and wait for it as long as the config says; only the main process does."""
+        if self._pusher is not None:
+            self.hub_uploaded = self._pusher.close(self.setup.config.hub_wait_seconds)
+            self.progress.say(self._pusher.summary())
+        else:
+            self.hub_uploaded = None
+
+    def _enter_folder(self) -> None:
+        """Make the folder this run's own and write down what it is about to do."""
+        self.checkpointing.take_over_folder()
+        self.setup.config.save(self.folder.root, self.config_file)
+        self.setup.plan.save(self.folder.plan)
+        self._record_environment()
+
+    def _record_environment(self) -> None:
+        before, now = threads_before(self.folder.root), torch.get_num_threads()
+        if self.state.global_step and self.runtime.device.type == "cpu" and before not in {None, now}:
+            logger.warning(
+                "the run goes on, but not bit by bit: it computed with %d threads before, and with %d now. "
+                "num_threads=%d (or OMP_NUM_THREADS) would keep it exact.", before, now, before,
+            )  # fmt: skip
+        bare, splits = unwrap(self.model), self.setup.splits
+        record_environment(
+            self.folder.root, device=str(self.runtime.device), num_processes=self.runtime.num_processes,
+            precision=self.runtime.precision, num_parameters=num_parameters(bare), model_class=type(bare).__name__,
+            train_data=splits.train,
+            eval_data=evaluation_sets(None, splits.for_evaluation) if self.setup.evaluates else None,
+            step=self.state.global_step,
+        )  # fmt: skip
+
+    def _begin_progress(self) -> None:
+        """Show the run from here on; its pace allows for saves and evaluations, which come after so many steps."""
+        plan, state = self.setup.plan, self.state
+        evaluations = [plan.eval_updates] if self.setup.evaluates else []
+        in_updates = {EVALUATION: evaluations, SAVING: [plan.save_updates, *evaluations]}
+        ends = [plan.updates_in_epoch, plan.total_updates]
+        steps_between = {what: mean_distance(ends + each) * plan.accumulation for what, each in in_updates.items()}
+        self.progress.begin(
+            self.total_steps, plan.num_epochs if state.call_end is None else None, state.global_step,
+            enabled=self.runtime.is_main, steps_between=steps_between, shown=self.handler.shown,
+        )  # fmt: skip
+
+    def _open_files(self) -> None:
+        """Open the run's files and begin to push, on the main process."""
+        self._windows_seen, is_main = 0, self.runtime.is_main
+        self._records = self._open_records() if is_main else None
+        self.state.logs_dir = self.runtime.processes.share(self.state.logs_dir)
+        self.log_of_updates.open(None if self._records is None else self._records.ledger)
+        self._pusher = pusher_of(self.setup.config, self.folder) if is_main else None
+
+    def _open_records(self) -> Records:
+        records = Records(self.folder, self.state, self.storage, self.setup.config, self.csv_file)
+        records.follow(self.runtime, self.folder.root.name, self.setup.config)
+        self.storage.writers += self.verbs.build_writers()
+        return records
+
+    @contextmanager
+    def _brought_to_an_end(self) -> Iterator[None]:
+        """Be able to save while the body runs, and finish what it leaves under way, however it ends."""
+        leaves_together = is_finished = False
+        on_saved = None if self._pusher is None else self._pusher.note_saved
+        writing = self.checkpointing.writing(
+            on_saved, is_kept=self._records is not None, while_closing=lambda: self._aside(SAVING)
+        )
+        try:
+            with self._files_closed(), writing, closing(self.setup.source):
+                yield
+            leaves_together = is_finished = True
+        except TrainingInterrupted:  # on which all processes have agreed
+            leaves_together = True
+            raise
+        finally:
+            if not is_finished and self._pusher is not None:
+                self._pusher.abandon()
+            if leaves_together:  # a launcher ends all when one has left, and the main one may still have written
+                self.runtime.processes.wait()
+
+    @contextmanager
+    def _files_closed(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.log_of_updates.close()
+            if self._records is not None:
+                self.state.files = self._records.flush()  # a second call of train() goes on from here
+                self._records.close()
+            self._records = None
+            self.progress.close()
+
+    @contextmanager
+    def _end_noted(self) -> Iterator[None]:
+        """Write down how this start ends and where its time went; one that is killed has no end."""
+        self._spent.start()
+        end: dict[str, Any] = {"how": FINISHED}
+        try:
+            yield
+            if self.state.stop_reason is not None:
+                end["reason"] = self.state.stop_reason
+        except BaseException as error:
+            end = _end_of(error)
+            raise
+        finally:
+            if self.runtime.is_main:
+                end |= {"time": time.time(), "step": self.state.global_step}
+                self.folder.amend_start({"seconds": self._spent.split(), "end": end})
+
+    def log(self) -> None:
+        """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put."""
+        state = self.state
+        measured = {name: value for name, value in self.storage.unlogged().items() if name not in OWN_NAMES}
+        values: dict[str, Scalar] = {**measured, "train.loss": state.loss_tracker_avg}
+        if state.period_loss_count:
+            values["train.recent_loss"] = state.period_loss_sum / state.period_loss_count
+        values["train.learning_rate"] = self.optimization.schedule.rates()[0]
+        if (norm := self.ctx.step.grad_norm) is not None:
+            values["train.grad_norm"] = norm
+        if (pace := self.progress.samples_per_second()) is not None:
+            values["train.samples_per_second"] = pace
+        state.period_loss_sum = state.period_loss_count = 0.0
+        self._write(values)
+
+    def log_rest(self) -> None:
+        """Write a row of what hooks put after the last one."""
+        late = {name for name, history in self.storage.histories().items() if history.total != self._totals.get(name)}
+        measured = {name: value for name, value in self.storage.unlogged().items() if name in late - OWN_NAMES}
+        if measured:
+            self._write(measured)
+
+    def save(self) -> None:
+        """Save a checkpoint of this update; where each process has a share of the model, all do it together."""
+        if not self.checkpointing.saves_here:
+            return
+        with self._aside(SAVING):
+            if self._logs_are_out():
+                before_commit = None if self._records is None else self._records.sync
+                self.checkpointing.save(self._measured(), before_commit)
+
+    def evaluate_and_update_best(self) -> None:
+        """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""
+        state, recorded = self.state, None
+        found = {"train.loss": state.loss_tracker_avg}
+        if self.setup.evaluates:
+            recorded = self._recorded()
+            metrics, details = self._evaluate() if recorded is None else (recorded, {})
+            if not self.setup.config.accept_changes:  # else the record is judged by the new settings
+                state.stop_reason = state.stop_reason or self._recorded_reason()
+            found |= {f"evaluation.{name}": value for name, value in metrics.items()}
+            self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
+        self.last_metrics = found
+        self._draw_conclusions(found)
+        # last: a record says that nothing of its evaluation is missing
+        if self.setup.evaluates and recorded is None and self.runtime.is_main:
+            self._record(metrics, details)
+        if self._pusher is not None and state.best_checkpoint is not None:
+            self._pusher.note_best(state.best_checkpoint)
+
+    def show_progress(self, ctx: Context) -> None:
+        """Bring the bar forward after an update; a hook at BATCH_END."""
+        if ctx.step.closes_window:
+            state, rate = self.state, self.optimization.optimizer.param_groups[0]["lr"]
+            loss = state.period_loss_sum / state.period_loss_count if state.period_loss_count else None
+            self.progress.advance(state.global_step, state.epoch, ctx.step.window.count, loss, rate)
+
+    def _run_ends(self) -> bool:
+        fit = self.loop.current
+        return fit is not None and fit.ends
+
+    def _agree_on_requests(self) -> None:
+        """Let all processes stop or save if one was asked to."""
+        state, processes = self.state, self.runtime.processes
+        stops, saves = processes.sum([float(state.stop_reason is not None), float(self._due.save_requested)])
+        if stops:
+            state.stop_reason = next(reason for reason in processes.gather(state.stop_reason) if reason is not None)
+        self._due.save_requested = saves > 0
+
+    def _weigh(self, window: Window) -> Window:
+        """Weigh a window of the run; by its second one the optimizer has its state, which saves need room for."""
+        self._windows_seen += 1
+        if self._windows_seen == 2:
+            self.checkpointing.reserve_buffers()
+        return self.weigher.weigh(window)
+
+    @contextmanager
+    def _aside(self, what: str) -> Iterator[None]:
+        """Count the body's time as spent on `what`, not on training."""
+        with self.progress.aside(what), self._spent.on(what):
+            yield
+
+    def _logs_are_out(self) -> bool:
+        """Hand all lines on; tell whether there was room for them: no checkpoint is ahead of its logs."""
+        is_full = False
+        if self._records is not None:
+            self.state.files = self._records.flush()
+            is_full = self._records.has_pending
+        if self.checkpointing.saves_together:  # all save, or none
+            is_full = self.runtime.processes.share(is_full)
+        if is_full and self.runtime.is_main:
+            logger.warning(
+                "step %d is not saved: the disk is too full for the logs. Training goes on.", self.state.global_step
+            )
+        return not is_full
+
+    def _evaluate(self) -> tuple[dict[str, float], dict[str, Any]]:
+        pictures = self.folder.pictures(self.state.global_step)
+        with self._aside(EVALUATION):
+            saved = self._due.what_is_saved()
+            metrics, details = self.evaluator.evaluate_for_record(pictures, self.folder.root, saved)
+        if metrics:
+            refuse_absent_best(self.setup.best_key, metrics)
+        return metrics, details
+
+    def _record(self, metrics: dict[str, float], details: dict[str, Any]) -> None:
+        """Write an evaluation down, and now and then where the time went: a run may be killed at any moment."""
+        state = self.state
+        details |= {"stop_reason": state.stop_reason}
+        self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
+        self.folder.keep_pictures_of({state.global_step, state.best_checkpoint or state.global_step})
+        if perf_counter() - self._noted_time > SECONDS_BETWEEN_NOTES:
+            self._noted_time = perf_counter()
+            self.folder.amend_start({"seconds": self._spent.split()})
+
+    def _recorded(self) -> dict[str, float] | None:
+        found = self.folder.recorded_evaluation(self.state.global_step) if self.runtime.is_main else None
+        return self.runtime.processes.share(found)
+
+    def _recorded_reason(self) -> str | None:
+        found = self.folder.recorded_stop_reason(self.state.global_step) if self.runtime.is_main else None
+        return self.runtime.processes.share(found)
+
+    def _measured(self) -> dict[str, tuple[float, int, bool | None]]:
+        """Return what hooks put and no row holds yet: the last value of each name, its step and its hint."""
+        histories = {name: self.storage.history(name) for name in self.storage.unlogged() if name not in OWN_NAMES}
+        return {name: (one.latest(), one.peek()[1], one.smoothing_hint) for name, one in histories.items()}
+
+    def _draw_conclusions(self, found: dict[str, float]) -> None:
+        state = self.state
+        value = found.get(state.metric_for_best_checkpoint or "", math.nan)
+        state.update_best_results(value, self.setup.objective, state.global_step)
+        # also when it is no better: a full disk may have kept the file from being written
+        if self.setup.config.save_enabled and self.runtime.is_main:
+            self.folder.write_best(state)
+        if not math.isnan(value):
+            self.optimization.schedule.after_evaluation(value)
+        reason = self.setup.stopping.judge(found)
+        state.stop_reason = state.stop_reason or reason
+
+    def _write(self, values: Mapping[str, Scalar]) -> None:
+        row = self.storage.log(values, self.state.global_step, self.state.epoch)
+        self.storage.flush()
+        # what writers put while they wrote, such as the time left, is theirs and no news
+        self._totals = {name: history.total for name, history in self.storage.histories().items()}
+        self.progress.line(row)
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What can fall due, as functions: the hook decides when, the trainer says how."""
+
+    log: Callable[[], None]
+    save: Callable[[], None]
+    evaluate_and_update_best: Callable[[], None]
+    """Evaluate (or read the record), then update the best result and the plateau."""
+
+
+class Due:
+    """Decide after each update, and at each epoch's end, what is due."""
+
+    def __init__(
+        self,
+        state: TrainerState,
+        flag: StopFlag,
+        actions: Actions,
+        run_ends: Callable[[], bool],
+        agree: Callable[[], None] | None = None,
+    ) -> None:
+        """`run_ends` tells whether this update is the last one; `agree` lets several processes know of requests."""
+        self._state, self._flag, self._actions, self._run_ends, self._agree = state, flag, actions, run_ends, agree
+        self._concluded_step = -1
+        self.save_requested = False
+
+    def follow(self, setup: RunSetup) -> None:
+        """Go by another plan."""
+        self._plan, self._evaluates, self._saves = setup.plan, setup.evaluates, setup.config.save_enabled
+
+    def at_batch_end(self, ctx: Context) -> None:
+        """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
+        step = ctx.step
+        if step.closes_window and self._agree is not None:
+            self._agree()
+        if not step.closes_window or not step.applied or step.window.ends_epoch:
+            return
+        if not self._run_ends():
+            self._act(at_epoch_end=False)
+
+    def at_epoch_end(self, _: Context) -> None:
+        """Do what is due at the end of an epoch, or of the run, unless this very update was concluded already."""
+        if self._concluded_step != self._state.global_step:
+            self._act(at_epoch_end=True)
+
+    def forget(self) -> None:
+        """Take no update for done: the state was put back to an earlier one."""
+        self._concluded_step, self.save_requested = -1, False
+
+    def after_save(self) -> None:
+        """Do the part that follows a save: at a resume it is done again from the record."""
+        self._actions.evaluate_and_update_best()
+        self._concluded_step = self._state.global_step
+        self._state.evaluation_pending = False
+
+    def _act(self, *, at_epoch_end: bool) -> None:
+        plan, state, now = self._plan, self._state, self._state.update_step
+        evaluates = self._evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
+        if at_epoch_end or is_due(plan.log_updates, now):
+            self._actions.log()
+        due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
+        concluded = evaluates or at_epoch_end
+        saves = self._saves and (due or self.save_requested or self._flag.asked)
+        if saves:
+            state.evaluation_pending = concluded
+            self._actions.save()
+            self.save_requested = False
+        if saves or not self._saves:  # a signal that came too late for this save leaves with the next
+            self._leave_if_asked()
+        if concluded:
+            self.after_save()
+            self._leave_if_asked()
+
+    def what_is_saved(self) -> str:
+        """Say what a run that is left after a save has saved."""
+        return f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
+
+    def _leave_if_asked(self) -> None:
+        if not self._flag.asked or self._flag.signal is None:
+            return
+        words = f"{self._flag.signal.name}: stopped, {self.what_is_saved()}."
+        raise TrainingInterrupted(self._flag.exit_code, words)
 
 
 class TimeSpent:
@@ -95,104 +701,6 @@ class TimeSpent:
         """Return the seconds so far, with what is left of them as training."""
         rest = perf_counter() - self._begun - sum(self._seconds.values())
         return {TRAINING: max(0.0, rest), **self._seconds}
-
-
-# The one default hook that acts: after an update it does what is due, in one order: log, save, evaluate, best, stop.
-#
-# Saving comes first, so that an evaluation that fails loses nothing. What an evaluation changes follows from its
-# recorded result, so a resume applies the record again, or evaluates if there is none (`after_save`). All other hooks
-# only ask: `request_save`, `request_stop`.
-
-
-@dataclass(frozen=True)
-class Actions:
-    """What can fall due, as functions: the hook decides when, the trainer says how."""
-
-    log: Callable[[], None]
-    save: Callable[[], None]
-    judge: Callable[[], None]
-    """Evaluate (or read the record), then update the best result and the plateau."""
-
-
-class Due:
-    """Decide after each update, and at each epoch's end, what is due."""
-
-    actions: Actions  # set when a run begins
-
-    def __init__(self, plan: Plan, state: TrainerState, flag: StopFlag, *, evaluates: bool, saves: bool) -> None:
-        self.plan, self._state, self._flag = plan, state, flag
-        self.evaluates, self._saves = evaluates, saves
-        self._judged_step = -1
-        self.save_requested = False
-        self.end = End(plan.total_steps)
-        self.agree: Callable[[], None] | None = None  # of several processes, on what was requested
-
-    @property
-    def run_ends(self) -> bool:
-        """Tell whether this update is the last one."""
-        return self._state.stop_reason is not None or self.is_at_end
-
-    @property
-    def is_at_end(self) -> bool:
-        """Tell whether the run has done all that was planned."""
-        return self.end.is_reached(self._state.global_step, self._state.samples_seen)
-
-    def at_batch_end(self, ctx: Context) -> None:
-        """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
-        if ctx.closes_window and self.agree is not None:
-            self.agree()
-        if not ctx.closes_window or not ctx.applied or ctx.window.ends_epoch:
-            return
-        if not self.run_ends:
-            self._act(at_epoch_end=False)
-
-    def at_epoch_end(self, _: Context) -> None:
-        """Do what is due at the end of an epoch, or of the run, unless this very update was judged already."""
-        if self._judged_step != self._state.global_step:
-            self._act(at_epoch_end=True)
-
-    def forget(self) -> None:
-        """Take no update for done: the state was put back to an earlier one."""
-        self._judged_step, self.save_requested = -1, False
-
-    def after_save(self) -> None:
-        """Do the part that follows a save: at a resume it is done again from the record."""
-        self.actions.judge()
-        self._judged_step = self._state.global_step
-        self._state.evaluation_pending = False
-
-    def _act(self, *, at_epoch_end: bool) -> None:
-        plan, state, now = self.plan, self._state, self._state.update_step
-        evaluates = self.evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
-        if at_epoch_end or is_due(plan.log_updates, now):
-            self.actions.log()
-        due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
-        judged = evaluates or at_epoch_end
-        saves = self._saves and (due or self.save_requested or self._flag.asked)
-        if saves:
-            state.evaluation_pending = judged
-            self.actions.save()
-            self.save_requested = False
-        if saves or not self._saves:  # a signal that came too late for this save leaves with the next
-            self._leave_if_asked()
-        if judged:
-            self.after_save()
-            self._leave_if_asked()
-
-    def what_is_saved(self) -> str:
-        """Say what a run that is left after a save has saved."""
-        return f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
-
-    def _leave_if_asked(self) -> None:
-        if not self._flag.asked or self._flag.signal is None:
-            return
-        words = f"{self._flag.signal.name}: stopped, {self.what_is_saved()}."
-        raise TrainingInterrupted(self._flag.exit_code, words)
-
-
-# The append-only files of a run while it trains: metrics, CSV, TensorBoard, trackers, ledger.
-#
-# At a resume everything past the checkpoint is moved to `*.dropped` first, so that every value is there once.
 
 
 class Records:
@@ -315,203 +823,32 @@ def _tensorboard(logs: Path, kept: list[Row] | None, step: int) -> TensorBoardWr
     return writer
 
 
-# A training run while it is under way: its lock, its files, and how to do what falls due.
-#
-# The order of things is `hooks.Due`'s; this module only knows how each is done.
+def pusher_of(config: TrainerConfig, folder: RunFolder) -> Pusher | None:
+    """Return what pushes this run, started; None if the config does not ask for it."""
+    if not config.push_to_hub:
+        return None
+    target = PushTarget(
+        str(config.hub_model_id), config.hub_revision, config.hub_private, config.hub_strategy, metadata=config.hub_card
+    )
+    pusher = Pusher(folder.root, target)
+    pusher.start()
+    return pusher
 
-SECONDS_BETWEEN_NOTES = 30.0
 
-OWN_NAMES = frozenset({"train.step_loss", *RESERVED_NAMES})  # rows hold the mean of the one, and have the others
+def refuse_absent_best(key: str, metrics: Mapping[str, float]) -> None:
+    """Raise if an evaluation did not give what decides the best model; some metrics tell their outputs only then."""
+    known = ["train.loss", *(f"evaluation.{name}" for name in metrics)]
+    if key not in known:
+        raise ConfigError(
+            f"the best model is to be told by {key!r}, which the evaluation did not give. There are: {choices(known)}."
+            f"{suggestion(key, known)}"
+        )
 
 
-@dataclass
-class Run:
-    """The parts that logging, saving and judging need, gathered for one call of `train()`."""
-
-    config: TrainerConfig
-    folder: RunFolder
-    state: TrainerState
-    storage: EventStorage
-    schedule: Schedule
-    progress: Progress
-    records: Records | None
-    """The run's files; only the main process has them."""
-    snapshot: Snapshot
-    evaluate: Callable[[], tuple[dict[str, float], dict[str, Any]]] | None
-    objective: str
-    stopping: Stopping
-    processes: Processes
-    grad_norm: Callable[[], float | None]
-    spent: TimeSpent
-    pusher: Pusher | None = None
-    """What pushes to the Hub; only the main process has one, if any."""
-    last_metrics: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._is_abandoned = False
-        self._noted_time = perf_counter()
-        self._totals: dict[str, int] = {}
-        self._best_on_disk: int | None = None
-        group = self.snapshot.group
-        root = self.folder.checkpoints
-        store = CheckpointStore(root) if group is None else SharedStore(root, group)
-        self._saves_here = group is not None or self.records is not None
-        on_saved = None if self.pusher is None else self.pusher.note_saved
-        self._writer = CheckpointWriter(store, self.config.async_save, self.config.save_total_limit, on_saved)
-
-    @property
-    def actions(self) -> Actions:
-        """Return what can fall due, for the hook that decides when."""
-        return Actions(log=self.log, save=self.save, judge=self.judge)
-
-    def reserve_buffers(self) -> None:
-        """Make the memory that a save copies into, while nobody waits for it."""
-        if self.config.save_enabled and self.config.async_save and self._saves_here:
-            size = self._writer.reserve(self.snapshot.take())
-            logger.debug("background saves hold %.1f MB of host memory", size / 1e6)
-
-    def log(self) -> None:
-        """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put."""
-        state = self.state
-        measured = {name: value for name, value in self.storage.unlogged().items() if name not in OWN_NAMES}
-        values: dict[str, Scalar] = {**measured, "train.loss": state.loss_tracker_avg}
-        if state.period_loss_count:
-            values["train.recent_loss"] = state.period_loss_sum / state.period_loss_count
-        values["train.learning_rate"] = self.schedule.rates()[0]
-        if (norm := self.grad_norm()) is not None:
-            values["train.grad_norm"] = norm
-        if (pace := self.progress.samples_per_second()) is not None:
-            values["train.samples_per_second"] = pace
-        state.period_loss_sum = state.period_loss_count = 0.0
-        self._write(values)
-
-    def log_rest(self) -> None:
-        """Write a row of what hooks put after the last one."""
-        late = {name for name, history in self.storage.histories().items() if history.total != self._totals.get(name)}
-        measured = {name: value for name, value in self.storage.unlogged().items() if name in late - OWN_NAMES}
-        if measured:
-            self._write(measured)
-
-    def save(self) -> None:
-        """Save a checkpoint of this update, in the background if the config says so.
-
-        The main process does it; where each has a share of the model, all do it together.
-        """
-        if not self._saves_here:
-            return
-        with self._aside(SAVING):
-            if self._logs_are_out():
-                self.snapshot.measured = self._measured()
-                before_commit = None if self.records is None else self.records.sync
-                self._writer.save(self.state.global_step, self.snapshot.take(before_commit), protect=self._protected())
-
-    @contextmanager
-    def _aside(self, what: str) -> Iterator[None]:
-        """Count the body's time as spent on `what`, not on training."""
-        with self.progress.aside(what), self.spent.on(what):
-            yield
-
-    def _logs_are_out(self) -> bool:
-        """Hand all lines on; tell whether there was room for them: no checkpoint is ahead of its logs."""
-        is_full = False
-        if self.records is not None:
-            self.state.files = self.records.flush()
-            is_full = self.records.has_pending
-        if self.snapshot.group is not None:  # all save, or none
-            is_full = self.processes.share(is_full)
-        if is_full and self.processes.is_main:
-            logger.warning(
-                "step %d is not saved: the disk is too full for the logs. Training goes on.", self.state.global_step
-            )
-        return not is_full
-
-    def _protected(self) -> set[int]:
-        """Return the best checkpoints that retention must leave: the one on disk stays until a better one is there."""
-        best = self.state.best_checkpoint
-        if best is not None and self._writer.store.path(best).exists():
-            self._best_on_disk = best
-        return {step for step in (best, self._best_on_disk) if step is not None}
-
-    def judge(self) -> None:
-        """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""
-        state = self.state
-        found = {"train.loss": state.loss_tracker_avg}
-        if self.evaluate is not None:
-            recorded = self._recorded()
-            if recorded is None:
-                with self._aside(EVALUATION):
-                    metrics, details = self.evaluate()
-            else:
-                metrics, details = recorded, {}
-            if not self.config.accept_changes:  # else the record is judged by the new settings
-                state.stop_reason = state.stop_reason or self._recorded_reason()
-            found |= {f"evaluation.{name}": value for name, value in metrics.items()}
-            self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
-        self.last_metrics = found
-        self._draw_conclusions(found)
-        # last: a record says that nothing of its evaluation is missing
-        if self.evaluate is not None and recorded is None and self.processes.is_main:
-            details |= {"stop_reason": state.stop_reason}
-            self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
-            self.folder.keep_pictures_of({state.global_step, state.best_checkpoint or state.global_step})
-            self._note_time()
-        if self.pusher is not None and state.best_checkpoint is not None:
-            self.pusher.note_best(state.best_checkpoint)
-
-    def _recorded(self) -> dict[str, float] | None:
-        found = self.folder.recorded_evaluation(self.state.global_step) if self.processes.is_main else None
-        return self.processes.share(found)
-
-    def _recorded_reason(self) -> str | None:
-        found = self.folder.recorded_stop_reason(self.state.global_step) if self.processes.is_main else None
-        return self.processes.share(found)
-
-    def _note_time(self) -> None:
-        """Write down now and then where the time went, so that it is known also of a run that is killed later."""
-        if perf_counter() - self._noted_time > SECONDS_BETWEEN_NOTES:
-            self._noted_time = perf_counter()
-            self.folder.amend_start({"seconds": self.spent.split()})
-
-    def abandon(self) -> None:
-        """Do not wait for the save under way."""
-        self._is_abandoned = True
-
-    def finish(self) -> None:
-        """Wait for the save under way and close the files."""
-        try:
-            with self._aside(SAVING):
-                if self._is_abandoned:
-                    self._writer.abandon()
-                else:
-                    self._writer.close()
-        finally:
-            if self.records is not None:
-                self.state.files = self.records.flush()  # a second call of train() goes on from here
-                self.records.close()
-            self.progress.close()
-        if self._writer.failed_saves:
-            logger.warning("%d saves failed because the disk was full", self._writer.failed_saves)
-
-    def _measured(self) -> dict[str, tuple[float, int, bool | None]]:
-        """Return what hooks put and no row holds yet: the last value of each name, its step and its hint."""
-        histories = {name: self.storage.history(name) for name in self.storage.unlogged() if name not in OWN_NAMES}
-        return {name: (one.latest(), one.peek()[1], one.smoothing_hint) for name, one in histories.items()}
-
-    def _draw_conclusions(self, found: dict[str, float]) -> None:
-        state = self.state
-        value = found.get(state.metric_for_best_checkpoint or "", math.nan)
-        state.update_best_results(value, self.objective, state.global_step)
-        # also when it is no better: a full disk may have kept the file from being written
-        if self.config.save_enabled and self.processes.is_main:
-            self.folder.write_best(state)
-        if not math.isnan(value):
-            self.schedule.after_evaluation(value)
-        reason = self.stopping.judge(found)
-        state.stop_reason = state.stop_reason or reason
-
-    def _write(self, values: Mapping[str, Scalar]) -> None:
-        row = self.storage.log(values, self.state.global_step, self.state.epoch)
-        self.storage.flush()
-        # what writers put while they wrote, such as the time left, is theirs and no news
-        self._totals = {name: history.total for name, history in self.storage.histories().items()}
-        self.progress.line(row)
+def _end_of(error: BaseException) -> dict[str, Any]:
+    """Return how a start ended: by a signal, or by an error, of which only the kind is told (records are pushed)."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"how": INTERRUPTED, "signal": signal.SIGINT.name}
+    if isinstance(error, TrainingInterrupted):
+        return {"how": INTERRUPTED, "signal": SIGNAL_OF_CODE.get(error.code)}
+    return {"how": FAILED, "error": type(error).__name__}

@@ -1,43 +1,52 @@
-"""The Trainer: it assembles the parts and offers the verbs; each part does its own job elsewhere."""
+"""The Trainer: it owns the parts and offers the verbs; each part does its own job elsewhere (`assemble`)."""
 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
-from hezar_train.checkpoint import CheckpointStore, unwrap
+from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.data import Window, batch_length, preserved_randomness, seed_device, step_seed
-from hezar_train.data.splits import Splits
-from hezar_train.errors import HookError, HookTypeError
-from hezar_train.events import CSV_FILE, EventStorage
-from hezar_train.loop import Context, Hook, HookSet, Routine
+from hezar_train.data import Source, Splits, batch_length, seed_device
+from hezar_train.errors import DataError, HookError, HookTypeError
+from hezar_train.events import CSV_FILE, EventWriter, load_csv
+from hezar_train.hooks.periodic import Checkpointed
+from hezar_train.hub import PushNames, PushOutcome
+from hezar_train.loop import Hook, HookCall, HookSet, Moment, Verbs, insert_hook, note_loss, replace_hook, reset_hook
 from hezar_train.metrics import MetricsHandler, settle_handler
+from hezar_train.optim import Schedule
 from hezar_train.runtime import build_runtime, prepare_model, prepare_with_plugin
-from hezar_train.state import TrainerState
-from hezar_train.trainer.calls import RoutineResult
-from hezar_train.trainer.checks import as_module, in_order, refuse_missing, refuse_stranger, settle_preprocessor
-from hezar_train.trainer.context_names import context_names
-from hezar_train.trainer.course import EpochBatches
+from hezar_train.terminal import print_facts
+from hezar_train.terminal.display import facts_of
+from hezar_train.trainer import export
+from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
+from hezar_train.trainer.checkpointing import choose_checkpoint, load_initial_weights
+from hezar_train.trainer.door_names import door_of
+from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.generation import decoder_of, label_names_of
-from hezar_train.trainer.handover import Handover
-from hezar_train.trainer.model_runner import labels_of, others_of
-from hezar_train.trainer.optimization import driven_settings
-from hezar_train.trainer.telling import Telling
-from hezar_train.trainer.train_step import note_loss
-from hezar_train.trainer.trials import Trials
-from hezar_train.trainer.views.epochs import EpochView
-from hezar_train.trainer.views.federated import FederatedView
-from hezar_train.trainer.views.history import HistoryView
-from hezar_train.trainer.views.iterations import IterationView
+from hezar_train.trainer.invariance import InvarianceReport, verify_invariance
+from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings, find_lr
+from hezar_train.trainer.optimization import (
+    FirstSettings,
+    optimizer_for,
+    refuse_foreign_optimizer,
+    schedule_for,
+    scheduler_for,
+)
+from hezar_train.trainer.reconfigure import reconfigure, refuse_built_in, refuse_while_learning, reschedule
+from hezar_train.trainer.report_samples import Drawn
+from hezar_train.trainer.session import RoutineResult, append_row
+from hezar_train.trainer.train_data import TrainData, size_of
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
@@ -46,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["RoutineResult", "Trainer"]
 
 
-class Trainer(Trials, Handover, Telling, FederatedView, IterationView, HistoryView, EpochView):
+class Trainer:
     """Train a model from a config; kill it anywhere and get the same model.
 
     The walk, with the moments at which hooks run and the methods that may be overridden:
@@ -54,12 +63,11 @@ class Trainer(Trials, Handover, Telling, FederatedView, IterationView, HistoryVi
         train()                         FIT_START
           for epoch                     EPOCH_START
             inner_training_loop(epoch)
-              train_epoch()
-                for batch               BATCH_START        prepare_input_batch
-                  run_step()
-                    training_step()     BATCH_FORWARD      forward, compute_loss
+              for batch                 BATCH_START        prepare_input_batch
+                run_step()
+                  training_step()       BATCH_FORWARD      forward, compute_loss
                                         BATCH_BACKWARD
-                    optimization_step() UPDATE             on the window's last micro-batch
+                  optimization_step()   GRADIENTS, UPDATE  on the window's last micro-batch
                                         BATCH_END          count, schedule, what is due: log, save, evaluate
                                         EPOCH_END
                                         FIT_END            also after a failure
@@ -91,37 +99,35 @@ class Trainer(Trials, Handover, Telling, FederatedView, IterationView, HistoryVi
         hooks: Iterable[Hook | None] = (),
     ) -> None:
         self.config, model = in_order(config, model)
-        self._settle_splits(train_dataset, eval_dataset)
+        self._use_splits(Splits.of(train_dataset, eval_dataset))
         model = self._model_or_built(model)
         self.config.validate()  # a field may have been assigned since it was built
         self.config = copy.deepcopy(self.config)
-        self.folder = RunFolder(self.config)
-        self._store = CheckpointStore(self.folder.checkpoints)
-        self.data_collator, self.accelerator = data_collator, accelerator
-        self.model, self.optimizer = as_module(model), optimizer  # type: ignore[assignment]  # None until it is made
-        self._init_device()
-        self._send_to_device()
-        self._settle_metrics(metrics_handler, preprocessor)
-        self._settle_data()
-        self._init_dataloaders()
-        self._found, self._known_steps = self._find_checkpoint(), self._store.steps()
-        self._init_optimizer()
-        self._settle_schedule(lr_scheduler)
-        self.state = TrainerState(total_epochs=self.config.num_epochs, metric_for_best_checkpoint=self.best_key)
-        self._init_history()
-        self._make_loop()
+        self.folder, self.data_collator = RunFolder(self.config), data_collator
+        self.runtime = build_runtime(self.config, accelerator)
+        self.accelerator = self.runtime.accelerator
+        seed_device(self.config.seed, self.runtime.device)
+        self.model = prepare_model(as_module(model), self.config, self.runtime)
+        self._prepare_metrics(metrics_handler, preprocessor)
+        # What follows may be overridden, and an override may read every attribute that is set before it.
+        self.data = TrainData(self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader)
+        self.setup = self.data.setup(self.config, self.splits, self.metrics_handler)
+        self.plan = self.setup.plan
+        found = choose_checkpoint(self.config, self.folder, self.runtime.processes)
+        self._prepare_optimizer(optimizer)
+        first = FirstSettings(self.optimizer, self.build_schedule, lr_scheduler)
+        self._show(self.make_parts(self._given(first)))
+        self.register_default_hooks()
         self.register_hooks([*self.build_hooks(), *hooks])
-        self._first_optimizer = copy.deepcopy((self.optimizer.state_dict(), self.schedule.state_dict()))
-        self._checkpoint = self._go_back()
+        if found is not None and self.setup.only_for_eval:
+            self.parts.checkpointing.load_weights(found)
+        elif found is not None:
+            self.parts.session.restore(found)
+        elif self.config.init_weights_from is not None:
+            load_initial_weights(self.model, self.config.init_weights_from, self.runtime.processes)
 
-    def _settle_splits(self, train: Any, evaluation: Any) -> None:
-        """Set `splits` and what is trained and evaluated on: the data passed, else what `build_train_loader` makes."""
-        if train is None and evaluation is None:
-            made = dict(zip(("train", "val", "test"), self.build_train_loader(), strict=True))
-            train, evaluation = (made, None) if made["train"] is not None else (None, made["val"])
-        has_own_parser = type(self).parse_data is not Trainer.parse_data
-        self.splits = Splits.of(train, evaluation, self.parse_data if has_own_parser else None)
-        self.train_dataset, self.eval_dataset = self.splits.train, self.splits.for_evaluation
+    def _use_splits(self, splits: Splits) -> None:
+        self.splits, self.train_dataset, self.eval_dataset = splits, splits.train, splits.for_evaluation
 
     def _model_or_built(self, given: Any) -> Any:
         """Return the model passed, or else what `build_model` makes; raise if it, the config or the data is missing."""
@@ -133,178 +139,168 @@ class Trainer(Trials, Handover, Telling, FederatedView, IterationView, HistoryVi
         )  # fmt: skip
         return model
 
-    def _init_device(self) -> None:
-        """Set `runtime` and `accelerator`: the device, the processes and the precision."""
-        self.runtime = build_runtime(self.config, self.accelerator)
-        self.accelerator = self.runtime.accelerator
-        seed_device(self.config.seed, self.runtime.device)
-
-    def _send_to_device(self) -> None:
-        """Bring `model` to the device, as the config asks for it."""
-        self.model = prepare_model(self.model, self.config, self.runtime)
-
-    def _settle_metrics(self, handler: MetricsHandler | None, preprocessor: Any) -> None:
-        """Set `metrics_handler` and `preprocessor`: those passed, or else what the `build_*` methods make."""
-        self.metrics_handler = settle_handler(handler or self.build_evaluator(), self.config.task, self.config.metrics)
-        self.last_evaluation = {}
-        self.preprocessor = settle_preprocessor(self.model, preprocessor or self.build_tokenizer())
+    def _prepare_metrics(self, handler: MetricsHandler | None, preprocessor: Any) -> None:
+        """Set `metrics_handler`, which learns of label names and texts, and `preprocessor`."""
+        self.metrics_handler = settle_handler(handler, self.config.task, self.config.metrics)
+        self.preprocessor = preprocessor_for(self.model, preprocessor)
         bare = unwrap(self.model)
         self.metrics_handler.attach(self)
         reads_text = self.metrics_handler.reads_text
         self.metrics_handler.expect(label_names_of(bare), decoder_of(bare, self.preprocessor) if reads_text else None)
 
-    def _init_dataloaders(self) -> None:
-        """Open the training data, by `create_train_dataloader`, and plan the run over it."""
-        self._source = self._train_source()
-        self.plan = self._make_plan(self._source)
-
-    def _init_optimizer(self) -> None:
+    def _prepare_optimizer(self, given: Optimizer | None) -> None:
         """Set `optimizer`: the one passed, else what `build_optimizer` makes."""
-        if self.only_for_eval and not any(one.requires_grad for one in self.model.parameters()):
-            self.optimizer = self.optimizer or torch.optim.SGD([torch.zeros(0)])  # nothing will ever be stepped
-        self.optimizer = self.optimizer or self.build_optimizer()
+        only_for_eval = self.setup.only_for_eval
+        if given is None and only_for_eval and not any(one.requires_grad for one in self.model.parameters()):
+            given = torch.optim.SGD([torch.zeros(0)])  # nothing will ever be stepped
+        self.optimizer = given or self.build_optimizer()
         self.model, self.optimizer = prepare_with_plugin(self.model, self.optimizer, self.accelerator)
+        if not only_for_eval:
+            refuse_foreign_optimizer(self.optimizer, self.model)
 
-    def _settle_schedule(self, given: LRScheduler | None) -> None:
-        """Set `schedule`, over the scheduler passed or what `build_lr_scheduler` makes, and when to stop early."""
-        if not self.only_for_eval:
-            refuse_stranger(self.optimizer, self.model)
-        self._first_settings, self._given_scheduler = driven_settings(self.optimizer), given
-        self.schedule = self._make_schedule(given)
-        self.lr_scheduler = self.schedule.scheduler
-        self._stopping = self._make_stopping()
+    def _given(self, first: FirstSettings) -> Given:
+        """Gather what the parts are made from."""
+        verbs = Verbs(
+            self.inner_training_loop, self.run_step, self.prepare_input_batch, self.forward, self.compute_loss,
+            self.evaluation_step, self.evaluate_while_training, self.pictures, self.finetune, self.build_writers,
+        )  # fmt: skip
+        kind = type(self)
+        return Given(
+            self.setup, self.runtime, self.folder, self.data, self.model, self.optimizer, first, self.metrics_handler,
+            self.preprocessor, verbs,
+            batch_weight=None if kind.batch_weight is Trainer.batch_weight else self.batch_weight,
+            facts=self.run_facts(),
+            csv_file=self.trainer_csv_log_file,
+            config_file=self.trainer_config_file,
+            shows_samples=kind.create_eval_dataloader is Trainer.create_eval_dataloader,
+        )  # fmt: skip
 
-    def _init_history(self) -> None:
-        """Set `storage`, where everything measured goes."""
-        self.storage = EventStorage()
+    def _show(self, parts: Parts) -> None:
+        """Show what the parts hold under the names that users know."""
+        self.parts, self.setup, self.config, self.plan = parts, parts.setup, parts.setup.config, parts.setup.plan
+        self._use_splits(parts.setup.splits)
+        self.state, self.storage, self.ctx, self.hooks = parts.state, parts.storage, parts.ctx, parts.hooks
+        self.schedule = parts.optimization.schedule
+        self.lr_scheduler, self.criterion = self.schedule.scheduler, parts.criterion
 
-    def _make_loop(self) -> None:
-        """Set `ctx` and `hooks`, put the parts of the loop together, and say what a checkpoint of them holds."""
-        self.ctx = Context(**context_names(self))
-        eval_hooks = HookSet()
-        self.hooks = {
-            Mode.TRAIN: HookSet(), Mode.FINETUNE: HookSet(), Mode.VAL: eval_hooks, Mode.TEST: eval_hooks
-        }  # fmt: skip
-        self._weighs_itself = type(self).batch_weight is not Trainer.batch_weight
-        self._assemble_loop()
-        self._hook_objects = []
-        self._snapshot = self._make_snapshot()
+    def make_parts(self, given: Given) -> Parts:
+        """Make the parts; a trainer of another kind makes others."""
+        return assemble(given, self)
+
+    def register_default_hooks(self) -> None:
+        """Put what a step and a run do by themselves into the hook sets of training and of finetuning."""
+        if not self.setup.only_for_eval:
+            self.register_training_hooks(self.hooks[Mode.TRAIN])
+        self.parts.finetuning.register(self.hooks[Mode.FINETUNE], self.parts.regularizer)
+
+    def register_training_hooks(self, hooks: HookSet) -> None:
+        """Put the default hooks of a training step and of a run into a hook set."""
+        parts = self.parts
+        parts.train_step.register(hooks, parts.regularizer, self.config.regularizer_mu)
+        parts.session.register(hooks)
+
+    def run_facts(self) -> dict[str, Any]:
+        """Return what decides a run beside config, plan and data, in plain values: changing it is another run."""
+        return {}
 
     def train(self, target_data_split_name: str = "train", hooks_set: HookSet | None = None) -> RoutineResult:
         """Train to the end of the plan (or of this call's part of it), from where the last call or a checkpoint ended.
 
         With a `hooks_set`, its hooks run instead of the trainer's own.
         """
-        self._refuse_to_train(target_data_split_name)
-        self._begin_call()
-        if self._is_finished():
-            self._push_rest()
-            return self._say_done()
-        before = self.state.call_first_samples if self._trains_in_rounds else self.state.samples_seen
-        hooks = self.hooks[Mode.TRAIN] if hooks_set is None else hooks_set
-        with self._locked():
+        session, state = self.parts.session, self.state
+        session.refuse_to_train(target_data_split_name)
+        session.begin_call()
+        if session.is_finished():
+            return session.result_when_finished(self.get_model_para)
+        before = session.first_samples
+        with session.locked():
             self.print_info()
-            with self._under_way() as run, self._measured_around() as around:
-                self._walk_run(hooks, target_data_split_name)
-        self._finish_pushes()
-        self.progress.say("Training done!")
-        return RoutineResult(self.state.samples_seen - before, run.last_metrics | around, self.get_model_para)
+            with session.training(), session.measured_around(self.evaluate) as around:
+                session.walk(hooks_set, target_data_split_name)
+        session.finish_pushes()
+        session.progress.say("Training done!")
+        return RoutineResult(state.samples_seen - before, session.last_metrics | around, self.get_model_para)
+
+    def evaluate(
+        self, eval_dataset: Any = None, hooks_set: HookSet | None = None, *, target_data_split_name: str | None = None
+    ) -> dict[str, float]:
+        """Evaluate; return loss and metrics, under the set's name where there are several. Nothing is logged.
+
+        On the evaluation data, on a split or one of its named sets ("val", "dev"), or on data given, also several by
+        name. `last_evaluation` then has the tables and the worst samples of each set.
+        """
+        asked = eval_dataset if target_data_split_name is None else target_data_split_name
+        return self.parts.evaluator.evaluate(asked, hooks_set)
+
+    def predict(self, dataset: Any = None, path: str | os.PathLike[str] | None = None) -> list[Any] | Path:
+        """Return the prediction for each sample in order; with a path, write them there as JSON lines or Parquet."""
+        return self.parts.evaluator.predict(dataset, path)
 
     def finetune(self, target_data_split_name: str = "train", hooks_set: HookSet | None = None) -> RoutineResult:
         """Train for `finetune_steps` with an optimizer of its own; counters, folder and train optimizer stay."""
-        data = self.splits.named(target_data_split_name)
+        parts, data = self.parts, self.splits.named(target_data_split_name)
         hooks = self.hooks[Mode.FINETUNE] if hooks_set is None else hooks_set
-        routine = Routine(self.ctx, hooks, Mode.FINETUNE, target_data_split_name)
-        source = self._open(data)
-        plan = self._tuning.plan(source)
-        with EventStorage(), preserved_randomness(), self._model_at_hand(), closing(source):
-            seed_device(step_seed(self.config.seed, 0, self.runtime.rank), self.runtime.device)
-            with self._tuning.begin(plan) as state:
-                course = self._course_beside_the_run(routine, source, plan, state, self._tuning.end(plan))
-                self._learn(course)
-        return RoutineResult(course.num_samples, {"train.loss": state.loss_tracker_avg}, self.get_model_para)
+        source = self.data.open(self.config, data)
+        with parts.hold.held():
+            fit = parts.finetuning.run(parts.loop, self.ctx, hooks, target_data_split_name, source, parts.weigher.weigh)
+        return RoutineResult(fit.num_samples, {"train.loss": fit.state.loss_tracker_avg}, self.get_model_para)
 
-    def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
-        """Train on the rest of an epoch; return the mean loss since the start of the whole training."""
-        course, before = self._course, self._course.state.global_step
-        self.train_loader = EpochBatches(course, self.ctx, epoch_num)
-        try:
-            self.train_epoch()
-            self.train_loader.refuse_left_batch()
-        finally:
-            course.leave_epoch()
-        course.close_epoch(before)
-        return {"loss": course.state.loss_tracker_avg}
+    def find_lr(
+        self, lr_min: float = 1e-7, lr_max: float = 10.0, num_steps: int = DEFAULT_STEPS, **settings: Any
+    ) -> LRFinderResult:
+        """Train a few updates with growing learning rates to find one; then everything is as it was.
 
-    def train_epoch(self) -> None:
-        """Step through the batches that are left of the epoch.
-
-        An override goes over `self.train_loader` itself, and for each batch calls `run_step()`, or does the step in its
-        own way and calls `note_loss(loss)`.
+        `settings` are those of `SweepSettings`.
         """
-        ctx = self.ctx
-        for _ in self.train_loader:
-            outputs = self.run_step()
-            if not ctx.is_loss_noted:  # an override that goes its own way
-                note_loss(ctx, outputs, "run_step")
-            del outputs  # else they would live through the next step
+        return find_lr(self.parts, SweepSettings(lr_min, lr_max, num_steps, **settings))
 
-    def val_epoch(self) -> dict[str, float] | None:
-        """Evaluate while training; an override returns metrics by name, or None if it has none."""
-        return self.evaluate()
+    def verify_invariance(self, num_samples: int = 24, tolerance: float = 1e-5) -> InvarianceReport:
+        """Check that cutting a batch of the training data in any way gives the same gradient and loss."""
+        return verify_invariance(self.parts, num_samples, tolerance)
+
+    def update(self, model_parameters: Mapping[str, Any], strict: bool = False) -> None:
+        """Take parameters over, as tensors, lists or numbers; only those that are exchanged (`local_param`)."""
+        model = unwrap(self.model)
+        export.take_parameters(model, model_parameters, export.exchanged_names(model, self.config), strict=strict)
+
+    def get_model_para(self) -> Any:
+        """Return copies, on the CPU, of the parameters that are exchanged."""
+        model = unwrap(self.model)
+        return export.give_parameters(model, export.exchanged_names(model, self.config))
+
+    def inner_training_loop(self, epoch_num: int) -> Mapping[str, float]:
+        """Train on the rest of an epoch; return the mean loss since the start of the whole training."""
+        return self.parts.loop.run_epoch(epoch_num)
 
     def run_step(self) -> Any:
         """Do one step: forward and backward, and the update if the window closes.
 
         An override may do all of it in its own way; it returns the loss, or outputs that hold it.
         """
-        ctx = self.ctx
-        outputs = self.training_step(ctx.batch)
-        if not ctx.is_loss_noted:  # an override, or another hook for the backward, that goes its own way
+        step = self.ctx.step
+        outputs = self.training_step(step.batch)
+        if not step.is_loss_noted:  # an override, or another hook for the backward, that goes its own way
             has_loss = not isinstance(outputs, Mapping) or "loss" in outputs
-            note_loss(ctx, outputs if has_loss else ctx.get("loss", outputs), "training_step")
+            note_loss(self.ctx, outputs if has_loss else self.ctx.get("loss", outputs), "training_step")
         self.optimization_step()
         return outputs
 
     def training_step(self, batch: Any) -> dict[str, Any]:
         """Run forward and backward on a batch; return the outputs with the loss, detached. No update happens here."""
-        ctx, routine = self.ctx, self._routine
-        own = ctx.__dict__
-        if routine is None:  # called on its own, outside train()
-            ctx.window = self._weigher.weigh(Window(0, 0, False, [batch]))
-            ctx.batch_in_window, ctx.closes_window = 0, True
-            routine = self._active()
-        own["batch"] = batch
-        for call in routine.forward_calls:
-            call(ctx)
-        for call in routine.backward_calls:
-            call(ctx)
-        if "outputs" not in own:
-            raise HookError(
-                "no hook ran the model at on_batch_forward. A hook set for one call may start as a copy: "
-                "trainer.hooks_in_train.copy()."
-            )
-        return own["outputs"]  # type: ignore[no-any-return]
+        return self.parts.loop.run_model(batch)
 
     def optimization_step(self) -> None:
         """Update the weights and free the gradients, on the last micro-batch of a window."""
-        ctx = self.ctx
-        if ctx.closes_window:
-            for call in (self._routine or self._active()).update_calls:
-                call(ctx)
-
-    def note_loss(self, loss: Any) -> None:
-        """Tell the loss of the batch under way, for a step that is not done by the trainer's own methods."""
-        note_loss(self.ctx, loss, "note_loss")
+        self.parts.loop.run_update()
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         """Run the model and its loss on a batch, without gradients."""
-        with torch.no_grad(), self._autocast():
-            outputs = self._outputs_of(batch)
-            if self._generate is not None:
-                outputs["generated"] = self._generate(batch)
-            outputs["loss"] = self.compute_loss(outputs, labels_of(batch), **others_of(batch))
-        return outputs
+        return self.parts.evaluator.step(batch)
+
+    def evaluate_while_training(self) -> dict[str, float]:
+        """Evaluate when that falls due in a training; return metrics by name, none where there are none."""
+        return self.evaluate()
 
     def prepare_input_batch(self, batch: Any) -> Any:
         """Change a batch before the model sees it; the default returns it as it is."""
@@ -312,23 +308,65 @@ class Trainer(Trials, Handover, Telling, FederatedView, IterationView, HistoryVi
 
     def forward(self, batch: Any) -> dict[str, Any]:
         """Call the model with what it takes of the batch; return its outputs as a dict."""
-        return self._caller.forward(batch)
+        return self.parts.model_runner.forward(batch)
 
     def compute_loss(self, model_outputs: Mapping[str, Any], labels: Any, **kwargs: Any) -> torch.Tensor:
         """Return the loss, a mean over its units: the model's own, the criterion's, or `outputs["loss"]`."""
-        return self._caller.loss(model_outputs, labels, kwargs)
+        return self.parts.model_runner.loss(model_outputs, labels, kwargs)
 
     def batch_weight(self, batch: Any) -> float:
         """Count the units that a batch's loss is the mean of; sees the batch as it was collated, on the CPU."""
-        return self._count_labels(batch) if self._count_labels else float(batch_length(batch))
+        count = self.parts.count_labels
+        return float(batch_length(batch)) if count is None else count(batch)
+
+    def note_loss(self, loss: Any) -> None:
+        """Tell the loss of the batch under way, for a step that is not done by the trainer's own methods."""
+        note_loss(self.ctx, loss, "note_loss")
+
+    def pictures(self) -> Iterable[Drawn]:
+        """Return what the report is to show of a model that draws: pictures, each with words by name.
+
+        A picture holds values from 0 to 1: rows and columns, or 1 or 3 channels before them. Called after each
+        evaluation of a training, on every process, in evaluation mode, without gradients; draws follow from the step.
+        """
+        return ()
 
     def build_model(self) -> nn.Module | None:
         """Make the model where none was passed, from `self.config`; the default has none to offer."""
         return None
 
+    def build_optimizer(self) -> Optimizer:
+        """Make the optimizer that the config names; called if none was passed."""
+        return optimizer_for(self.model, self.config, self.runtime.device, self.default_optimizer)
+
+    def build_lr_scheduler(self) -> LRScheduler | None:
+        """Make the schedule that the config names, over `self.optimizer`; called if none was passed."""
+        return scheduler_for(self.optimizer, self.config, self.plan, self.setup.objective, self.default_lr_scheduler)
+
+    def build_schedule(self, given: LRScheduler | None) -> Schedule:
+        """Make what ticks the scheduler given, or else that of `build_lr_scheduler`, and the momentum's schedule."""
+        scheduler = given or self.build_lr_scheduler()
+        return schedule_for(self.optimizer, scheduler, self.config, self.plan, self.setup.objective)
+
     def build_hooks(self) -> list[Hook | None]:
         """Make the hooks that every trainer of a class has; the default adds none."""
         return []
+
+    def build_writers(self) -> list[EventWriter]:
+        """Make writers that get every logged row, beside the default ones; called when a run begins."""
+        return []
+
+    def create_train_dataloader(self, dataset: Any) -> Source | DataLoader[Any]:
+        """Return where training batches come from; an override may return any DataLoader.
+
+        Called when the trainer is built or gets other data or another config (the plan and the schedule follow from
+        what it returns), and by `find_lr`.
+        """
+        return self.data.open(self.config, dataset)
+
+    def create_eval_dataloader(self, dataset: Any) -> Source | DataLoader[Any]:
+        """Return where evaluation batches come from, in order; an override may return any DataLoader."""
+        return self.data.open(self.config, dataset, training=False)
 
     def register_hooks(self, hooks: Iterable[Hook | None]) -> None:
         """Add hook objects; each runs at the moments whose methods it has, and gets back the state that was saved."""
@@ -341,16 +379,241 @@ class Trainer(Trials, Handover, Telling, FederatedView, IterationView, HistoryVi
                     "trainer.hooks[Mode.TRAIN].register(function, 'on_batch_end')."
                 )
             hook.attach(self)
-            self._hook_objects.append(hook)
-            self._snapshot.put_back_hooks([hook])
+            self.parts.checkpointing.add_hook(hook)
             for hook_set in {id(self.hooks[mode]): self.hooks[mode] for mode in hook.modes}.values():
                 for moment, call in hook.calls():
                     hook_set.register(call, moment, name=hook.name)
 
+    def register_for_checkpointing(self, name: str, kept: Any) -> None:
+        """Keep an object with `state_dict` and `load_state_dict` in every checkpoint; give it back its state now."""
+        hook = Checkpointed(name, kept)
+        if any(other.name == hook.name for other in self.parts.checkpointing.hooks):
+            raise HookError(f"an object is already kept in checkpoints under the name {name!r}; choose another one")
+        self.register_hooks([hook])
+
+    @property
+    def hooks_in_train(self) -> HookSet:
+        """The hooks of training."""
+        return self.hooks[Mode.TRAIN]
+
+    @property
+    def hooks_in_eval(self) -> HookSet:
+        """The hooks of evaluation, of whatever split."""
+        return self.hooks[Mode.VAL]
+
+    @property
+    def hooks_in_ft(self) -> HookSet:
+        """The hooks of finetuning."""
+        return self.hooks[Mode.FINETUNE]
+
+    @property
+    def hooks_in_predict(self) -> HookSet:
+        """The hooks of prediction."""
+        return self.parts.evaluator.hooks_in_predict
+
+    def register_hook_in_train(
+        self, new_hook: HookCall, trigger: str | Moment, insert_pos: int | None = None,
+        base_hook: HookCall | str | None = None, insert_mode: str = "before",
+    ) -> None:  # fmt: skip
+        """Add a hook to training: at a position (-1: the end), or before or after another one, else at the end."""
+        insert_hook(self.hooks_in_train, new_hook, trigger, insert_pos, base_hook, insert_mode)
+
+    def register_hook_in_eval(
+        self, new_hook: HookCall, trigger: str | Moment, insert_pos: int | None = None,
+        base_hook: HookCall | str | None = None, insert_mode: str = "before",
+    ) -> None:  # fmt: skip
+        """Add a hook to evaluation, as `register_hook_in_train` does to training."""
+        insert_hook(self.hooks_in_eval, new_hook, trigger, insert_pos, base_hook, insert_mode)
+
+    def register_hook_in_ft(
+        self, new_hook: HookCall, trigger: str | Moment, insert_pos: int | None = None,
+        base_hook: HookCall | str | None = None, insert_mode: str = "before",
+    ) -> None:  # fmt: skip
+        """Add a hook to finetuning, as `register_hook_in_train` does to training."""
+        insert_hook(self.hooks_in_ft, new_hook, trigger, insert_pos, base_hook, insert_mode)
+
+    def reset_hook_in_train(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
+        """Take a hook out of training and return its position; without a name take all out and return -1."""
+        return reset_hook(self.hooks_in_train, target_trigger, target_hook_name)
+
+    def reset_hook_in_eval(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
+        """Take a hook out of evaluation and return its position; without a name take all out and return -1."""
+        return reset_hook(self.hooks_in_eval, target_trigger, target_hook_name)
+
+    def reset_hook_in_ft(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
+        """Take a hook out of finetuning and return its position; without a name take all out and return -1."""
+        return reset_hook(self.hooks_in_ft, target_trigger, target_hook_name)
+
+    def replace_hook_in_train(
+        self, new_hook: HookCall, target_trigger: str | Moment, target_hook_name: str | None
+    ) -> None:
+        """Put a hook in the place of another one of training; without a name, of all."""
+        replace_hook(self.hooks_in_train, new_hook, target_trigger, target_hook_name)
+
+    def replace_hook_in_eval(
+        self, new_hook: HookCall, target_trigger: str | Moment, target_hook_name: str | None
+    ) -> None:
+        """Put a hook in the place of another one of evaluation; without a name, of all."""
+        replace_hook(self.hooks_in_eval, new_hook, target_trigger, target_hook_name)
+
+    def replace_hook_in_ft(
+        self, new_hook: HookCall, target_trigger: str | Moment, target_hook_name: str | None
+    ) -> None:
+        """Put a hook in the place of another one of finetuning; without a name, of all."""
+        replace_hook(self.hooks_in_ft, new_hook, target_trigger, target_hook_name)
+
     def request_save(self) -> None:
         """Ask for a checkpoint at the end of this update."""
-        self._due.save_requested = True
+        self.parts.session.request_save()
 
     def request_stop(self, reason: str) -> None:
         """Ask to end the run after this update, as if it were the last one."""
-        self._course.state.stop_reason = reason
+        fit = self.parts.loop.current
+        (self.state if fit is None else fit.state).stop_reason = reason
+
+    @property
+    def reached_end(self) -> bool:
+        """Whether no further step will follow: the plan is done, or somebody asked to stop."""
+        return (self.parts.loop.current or self.parts.session.make_fit()).is_over
+
+    @property
+    def last_evaluation(self) -> dict[str, EvaluationReport]:
+        """What the last evaluation found, by the name of each set: metrics, tables, the worst samples."""
+        return self.parts.evaluator.last_reports
+
+    @property
+    def hub_uploaded(self) -> bool | None:
+        """Whether the end of the run is on the Hub; None if nothing was pushed."""
+        return self.parts.session.hub_uploaded
+
+    def reconfigure(self, config: TrainerConfig | None = None, splits: Splits | None = None) -> None:
+        """Go on with another config or other data from the next call of `train()` on; weights and counters stay.
+
+        Fields that were built into the trainer are refused, and what is refused leaves everything as it was.
+        """
+        refuse_while_learning(self.parts.loop, "another config or other data")
+        wanted = refuse_built_in(self.config, self.config if config is None else config)
+        try:
+            self.config = wanted  # which an overridden `create_train_dataloader` may read
+            self._use_splits(self.splits if splits is None else splits)
+            self._show(reconfigure(self.parts, wanted, self.splits))
+        except BaseException:
+            self._show(self.parts)
+            raise
+        if not self.setup.only_for_eval and "due" not in self.hooks_in_train.names(Moment.EPOCH_END):
+            self.register_training_hooks(self.hooks_in_train)
+        if self.state.global_step == 0:  # nothing was trained by it yet: it is laid out over the new length
+            self.reschedule(lr_scheduler=self.parts.first.given)
+
+    def reschedule(self, config: TrainerConfig | None = None, lr_scheduler: LRScheduler | None = None) -> None:
+        """Follow the schedules of another config, or a scheduler over the optimizer, from their first tick on."""
+        refuse_while_learning(self.parts.loop, "another schedule")
+        wanted = self.config if config is None else config
+        try:
+            self.config = wanted  # which an overridden `build_lr_scheduler` may read
+            default = self.default_lr_scheduler
+            self._show(reschedule(self.parts, wanted, lr_scheduler, self.build_schedule, default))
+        except BaseException:
+            self._show(self.parts)
+            raise
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        config_filename: str | None = None,
+        model_filename: str | None = None,
+        model_config_filename: str | None = None,
+        subfolder: str | None = None,
+        dataset_config_file: str | None = None,
+        optimizer_file: str | None = None,
+        lr_scheduler_file: str | None = None,
+    ) -> Path:
+        """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below."""
+        names = export.ExportNames(
+            config=config_filename or self.trainer_config_file,
+            model=model_filename or self.model_file,
+            model_config=model_config_filename or export.MODEL_CONFIG_FILE,
+            subfolder=subfolder or self.trainer_subfolder,
+            dataset_config=dataset_config_file or self.dataset_config_file,
+            optimizer=optimizer_file or self.optimizer_file,
+            lr_scheduler=lr_scheduler_file or self.lr_scheduler_file,
+            state=self.trainer_state_file,
+        )
+        parts = self.parts
+        export.export(
+            Path(path), self.model, parts.checkpointing, self.schedule, self.train_dataset, names,
+            self.runtime.processes,
+        )  # fmt: skip
+        return Path(path)
+
+    def push_to_hub(
+        self,
+        repo_id: str | None = None,
+        config_filename: str | None = None,
+        push_model: bool = True,
+        push_optimizer: bool = True,
+        push_logs: bool = True,
+        model_filename: str | None = None,
+        model_config_filename: str | None = None,
+        optimizer_filename: str | None = None,
+        subfolder: str | None = None,
+        dataset_config_filename: str | None = None,
+        commit_message: str | None = None,
+        private: bool | None = None,
+        hezar_format: bool = False,
+    ) -> PushOutcome | None:
+        """Push the newest checkpoint with everything that belongs to it in one commit, and wait for it.
+
+        The main process does it and returns the commit (`.oid`, `.url`), the others None. `hezar_format` adds the
+        weights as hezar's own `model.save` writes them, which is a pickle.
+        """
+        names = PushNames(
+            config_filename or self.trainer_config_file, model_filename or self.model_file, model_config_filename,
+            optimizer_filename or self.optimizer_file, subfolder or self.trainer_subfolder,
+            push_model=push_model, push_optimizer=push_optimizer, push_logs=push_logs,
+        )  # fmt: skip
+        dataset_config = dataset_config_filename or self.dataset_config_file
+        return self.runtime.processes.on_main(
+            lambda: export.push(
+                self.folder.root, self.model, self.train_dataset, dataset_config, names, repo_id=repo_id,
+                commit_message=commit_message, private=private, hezar_format=hezar_format,
+            )
+        )  # fmt: skip
+
+    def log(self, logs: Mapping[str, float], step: int) -> None:
+        """Write values to every writer, under their names; while the run trains, or after it."""
+        if not self.storage.writers and self.runtime.is_main:
+            append_row(self.folder, self.state, self.storage, self.trainer_csv_log_file, logs, step)
+            return
+        self.storage.log(logs, step, self.state.epoch)
+        self.storage.flush()
+
+    def load_csv_logs(self, logs_dir: str | os.PathLike[str] | None = None) -> dict[str, list[Any]]:
+        """Read the CSV log of this run, or of another logs folder, as a list per column."""
+        if logs_dir is None and self.state.logs_dir is None:
+            raise DataError("nothing was logged yet: train first, or pass the logs folder of a run")
+        folder = self.folder.logs(self.state) if logs_dir is None else Path(logs_dir)
+        return load_csv(folder / self.trainer_csv_log_file)
+
+    def print_info(self) -> None:
+        """Show the facts of the run as a table."""
+        if self.runtime.is_main:
+            print_facts(
+                facts_of(
+                    self.config, self.plan, self.runtime, unwrap(self.model), self.schedule, self.state,
+                    optimizer=self.optimizer, eval_samples=size_of(self.eval_dataset), best_key=self.setup.best_key,
+                )
+            )  # fmt: skip
+
+    def __repr__(self) -> str:
+        model, state = type(unwrap(self.model)).__name__, self.state
+        finished = state.epoch - (not state.epoch_finished)
+        return f"{type(self).__name__}({model}, epoch {finished}/{self.config.num_epochs}, step {state.global_step})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"  {name}: {self.config[name]}" for name in self.config)])
+
+    def __getattr__(self, name: str) -> Any:
+        """Say which door has a name that is not a Trainer's own."""
+        hint = door_of(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")

@@ -1,0 +1,211 @@
+"""Assemble: from what a trainer was given to its parts, each complete when it is made.
+
+    Trainer --- parts ---+-- data            TrainData      datasets opened, the plan of the run
+                         +-- setup           RunSetup       what the run is about (another one: `reconfigure`)
+                         +-- model_runner    ModelRunner    the model's forward and loss
+                         +-- optimization    Optimization   norm, clipping, the optimizer's step, the schedule's tick
+                         +-- train_step      TrainStep      the default hooks of a training step
+                         +-- finetuning      Finetuning     the same for finetuning
+                         +-- loop            Loop           for epoch, for batch
+                         +-- evaluator       Evaluator      evaluate, predict
+                         +-- checkpointing   Checkpointing  find, restore, save
+                         +-- session         RunSession     lock, signals, files; log, save, evaluate when due
+
+A part gets what it needs and never the trainer; `Verbs`, the methods that a user may override, are the only way up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hezar_train.checkpoint import unwrap
+from hezar_train.config import TrainerConfig
+from hezar_train.errors import ConfigError, choices
+from hezar_train.events import EventStorage
+from hezar_train.hooks import StopFlag
+from hezar_train.loop import Context, HookSet, Loop, Verbs
+from hezar_train.metrics import MetricsHandler
+from hezar_train.runtime import Replicas, Runtime, copies_of
+from hezar_train.state import TrainerState
+from hezar_train.terminal import Progress
+from hezar_train.trainer.checkpointing import Checkpointing
+from hezar_train.trainer.context_names import context_names
+from hezar_train.trainer.evaluator import Evaluator
+from hezar_train.trainer.finetuning import Finetuning
+from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.model_runner import (
+    DeviceHold,
+    ModelRunner,
+    Regularizer,
+    Weigher,
+    build_criterion,
+    counts_labels,
+    find_regularizer,
+    label_counter,
+)
+from hezar_train.trainer.optimization import FirstSettings, Optimization
+from hezar_train.trainer.session import Agreement, RunSession
+from hezar_train.trainer.train_data import RunSetup, TrainData
+from hezar_train.trainer.train_step import TrainStep, UpdateLog
+from hezar_train.types import Mode
+
+__all__ = ["Given", "Parts", "as_module", "assemble", "in_order", "preprocessor_for", "refuse_missing"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the parts of a trainer are made from."""
+
+    setup: RunSetup
+    runtime: Runtime
+    folder: RunFolder
+    data: TrainData
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    first: FirstSettings
+    """The optimizer's settings before its schedule, and the schedule."""
+    handler: MetricsHandler
+    preprocessor: Any
+    verbs: Verbs
+    batch_weight: Callable[[Any], float] | None
+    """The user's own count of what a batch's loss is the mean of; None: samples or labels, as task and model say."""
+    facts: Mapping[str, Any]
+    """What decides a run beside config, plan and data."""
+    csv_file: str
+    config_file: str
+    shows_samples: bool
+    """Whether a report may fetch samples by their numbers: the user does not order them otherwise."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a trainer."""
+
+    setup: RunSetup
+    data: TrainData
+    runtime: Runtime
+    folder: RunFolder
+    model: nn.Module
+    handler: MetricsHandler
+    verbs: Verbs
+    ctx: Context
+    hooks: dict[Mode, HookSet]
+    """The hooks of each mode."""
+    state: TrainerState
+    storage: EventStorage
+    criterion: Callable[..., torch.Tensor] | None
+    regularizer: Regularizer | None
+    weigher: Weigher
+    hold: DeviceHold
+    replicas: Replicas
+    flag: StopFlag
+    agreement: Agreement
+    model_runner: ModelRunner
+    optimization: Optimization
+    first: FirstSettings
+    train_step: TrainStep
+    finetuning: Finetuning
+    loop: Loop
+    evaluator: Evaluator
+    checkpointing: Checkpointing
+    session: RunSession
+    count_labels: Callable[[Any], float] | None
+    """Counts the labels of a batch, where the loss is a mean over labels."""
+
+
+LoopMaker = Callable[..., Loop]
+SessionMaker = Callable[..., RunSession]
+
+
+def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_session: SessionMaker = RunSession) -> Parts:
+    """Make the parts. A trainer of several models has another loop and another session."""
+    setup, runtime, model, verbs, config = given.setup, given.runtime, given.model, given.verbs, given.setup.config
+    state = TrainerState(total_epochs=config.num_epochs, metric_for_best_checkpoint=setup.best_key)
+    storage, ctx, hooks = EventStorage(), Context(), {Mode.TRAIN: HookSet(), Mode.FINETUNE: HookSet()}
+    flag = StopFlag(waits_for_others=runtime.num_processes > 1)
+    progress = Progress(setup.plan.total_steps, setup.plan.num_epochs, enabled=False)
+    agreement, log = Agreement(runtime.processes, flag), UpdateLog(storage)
+    hold = DeviceHold(model, runtime.device, offloads=config.offload_after_routine)
+    criterion, regularizer = build_criterion(config.criterion), find_regularizer(config.regularizer)
+    weigher, count_labels = _weigher(given)
+    replicas = copies_of(model, runtime)
+    optimization = Optimization(given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, replicas)
+    train_step = TrainStep(verbs, runtime, config.seed, state, optimization, agreement.loss, log)
+    finetuning = Finetuning(config, runtime, model, verbs, optimization, replicas, agreement.loss)
+    loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, replicas.start_over)
+    evaluator = Evaluator(
+        setup, runtime, model, given.handler, verbs, ctx=ctx, state=state, loop=loop, data=given.data, weigher=weigher,
+        replicas=replicas, hold=hold, flag=flag, progress=progress, preprocessor=given.preprocessor,
+        shows_samples=given.shows_samples,
+    )  # fmt: skip
+    hooks |= {Mode.VAL: evaluator.hooks, Mode.TEST: evaluator.hooks}
+    checkpointing = Checkpointing(
+        setup, runtime, given.folder, model, optimization, state, storage, given.preprocessor,
+        {"units of the loss": _units(given, count_labels), **given.facts},
+    )  # fmt: skip
+    session = make_session(
+        setup, runtime, given.folder, model, state, storage, ctx, loop, optimization, given.first, train_step,
+        evaluator, checkpointing, weigher, given.handler, hold, flag, agreement, progress, log, verbs, given.csv_file,
+        given.config_file,
+    )  # fmt: skip
+    parts = Parts(
+        setup, given.data, runtime, given.folder, model, given.handler, verbs, ctx, hooks, state, storage, criterion,
+        regularizer, weigher, hold, replicas, flag, agreement, ModelRunner(model, criterion), optimization, given.first,
+        train_step, finetuning, loop, evaluator, checkpointing, session, count_labels,
+    )  # fmt: skip
+    ctx.share(context_names(parts, trainer))
+    return parts
+
+
+def _weigher(given: Given) -> tuple[Weigher, Callable[[Any], float] | None]:
+    """Return what weighs a window, and how labels are counted where the loss is a mean over them."""
+    config, bare = given.setup.config, unwrap(given.model)
+    by_labels = counts_labels(config.loss_weight, config.task, bare)
+    count_labels = label_counter(config.task, bare) if by_labels else None
+    return Weigher(given.batch_weight or count_labels, given.runtime.processes), count_labels
+
+
+def _units(given: Given, count_labels: object) -> str:
+    if given.batch_weight is not None:
+        return "your batch_weight()"
+    return "samples" if count_labels is None else "labels"
+
+
+def in_order(config: Any, model: Any) -> tuple[Any, Any]:
+    """Accept config and model in either order."""
+    return (model, config) if isinstance(config, nn.Module) else (config, model)
+
+
+def refuse_missing(*, needs_data: bool, **needed: Any) -> None:
+    """Raise naming what was not given, or is of another kind; one that only evaluates needs no training data."""
+    missing = [name for name, value in needed.items() if value is None]
+    if missing and (needs_data or missing != ["train_dataset"]):
+        raise ConfigError(
+            "Trainer needs config, model (passed, or made by an overridden build_model()) and train_dataset; missing: "
+            f"{choices(missing)}"
+        )
+    if not isinstance(needed["config"], TrainerConfig):
+        raise ConfigError(f"config is a {type(needed['config']).__name__}; expected a TrainerConfig")
+
+
+def as_module(model: Any) -> nn.Module:
+    """Return the model if it is one."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    return model
+
+
+def preprocessor_for(model: nn.Module, given: Any) -> Any:
+    """Choose the preprocessor to keep with the model: the one given, else the model's own."""
+    bare = unwrap(model)
+    if given is None:
+        own = getattr(bare, "preprocessor", None)
+        return None if isinstance(own, nn.Module) else own  # a layer of that name is a part of the model
+    if getattr(bare, "preprocessor", given) is None:
+        bare.preprocessor = given
+    return given

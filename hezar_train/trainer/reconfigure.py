@@ -1,0 +1,133 @@
+"""Reconfigure: a trainer that is built goes on with another config, other data or another schedule.
+
+Weights and counters stay. Owns which fields can still change, and refuses all others: a config that says one thing
+while the trainer does another would be worse than none. Everything is worked out before any part follows, so that
+what is refused leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from hezar_train.config import TrainerConfig
+from hezar_train.data import Splits
+from hezar_train.errors import ConfigError, DataError, HookError
+from hezar_train.loop import Loop
+from hezar_train.optim import Schedule
+from hezar_train.plan import schedule_changes
+from hezar_train.state import TrainerState
+from hezar_train.trainer.assemble import Parts
+from hezar_train.trainer.context_names import setup_names
+from hezar_train.trainer.optimization import driven_settings, reset_driven
+from hezar_train.trainer.train_data import RunSetup
+
+__all__ = ["FOLLOWED", "reconfigure", "refuse_built_in", "refuse_while_learning", "reschedule"]
+
+FOLLOWED = frozenset(
+    {
+        "accept_changes", "async_save", "batch_or_epoch", "batch_size", "dataloader_shuffle", "do_evaluate",
+        "drop_last", "early_stopping_metric", "early_stopping_mode", "early_stopping_patience",
+        "early_stopping_threshold", "eval_batch_size", "eval_steps", "finetune_before_eval", "fresh_optimizer",
+        "gradient_accumulation_steps", "local_param", "local_update_steps", "log_steps", "max_eval_batches",
+        "max_steps", "metric_for_best_model", "num_dataloader_workers", "num_epochs", "offload_after_routine",
+        "reshuffle_each_epoch", "save_steps", "save_total_limit", "share_non_trainable_para", "stop_when", "trackers",
+        "use_diff",
+    }
+)  # fmt: skip
+"""Fields that a trainer reads anew; what the others say was built into it."""
+
+SETTERS = {
+    "learning_rate": "set_learning_rate",
+    "momentum": "set_momentum",
+    "lr_scheduler": "set_lr_scheduler",
+    "lr_scheduler_kwargs": "set_lr_scheduler",
+    "momentum_scheduler": "set_mtm_scheduler",
+    "momentum_scheduler_kwargs": "set_mtm_scheduler",
+}
+"""Methods of `hezar_train.compat.lernomatic.Trainer` that change a field by itself."""
+
+
+def reconfigure(parts: Parts, config: TrainerConfig, splits: Splits) -> Parts:
+    """Let every part follow another config and other data; return the parts.
+
+    The config was checked by `refuse_built_in`. The schedule is left alone; before the first step, `reschedule` lays
+    it out over the new length.
+    """
+    old, state = parts.setup, parts.state
+    setup = parts.data.setup(config, splits, parts.handler)
+    setup.stopping.load_state_dict(old.stopping.state_dict())
+    if state.global_step and not setup.only_for_eval:
+        _refuse_to_follow(old, setup, state)
+    state.total_epochs = config.num_epochs
+    parts.checkpointing.follow(setup, is_new_data=splits.train is not old.splits.train)
+    parts.checkpointing.note_best_metric()
+    parts.evaluator.follow(setup)
+    parts.session.follow(setup)
+    parts.hold.follow(offloads=config.offload_after_routine)
+    parts.ctx.share(setup_names(setup))
+    return dataclasses.replace(parts, setup=setup)
+
+
+def reschedule(
+    parts: Parts,
+    config: TrainerConfig,
+    given: LRScheduler | None,
+    make_schedule: Callable[[LRScheduler | None], Schedule],
+    default: str | None,
+) -> Parts:
+    """Follow the schedules of a config, or the scheduler given, from their first tick on; return the parts."""
+    optimization = parts.optimization
+    settings = driven_settings(optimization.optimizer)
+    is_named = (config.scheduler_name or default or config.momentum_scheduler) is not None
+    is_driven = optimization.schedule.scheduler is not None or optimization.schedule.momentum is not None
+    if given is None and is_named and is_driven:
+        parts.first.reset_driven()
+    try:
+        schedule = make_schedule(given)
+    except BaseException:
+        reset_driven(optimization.optimizer, settings)
+        raise
+    optimization.follow(schedule)
+    parts.first.note_schedule(schedule, given)
+    setup = dataclasses.replace(parts.setup, config=config)
+    parts.checkpointing.follow(setup)
+    parts.evaluator.follow(setup)
+    parts.session.follow(setup)
+    return dataclasses.replace(parts, setup=setup)
+
+
+def refuse_while_learning(loop: Loop, what: str, advice: str = "do it between two calls of train()") -> None:
+    """Raise if a learning routine is under way."""
+    if loop.current is not None:
+        raise HookError(f"{what} in the middle of training, where weights and counters do not match: {advice}.")
+
+
+def refuse_built_in(old: TrainerConfig, new: TrainerConfig) -> TrainerConfig:
+    """Return a checked copy of a config; raise if it differs in what a trainer was built of."""
+    new.validate()
+    before, now = old.to_dict(), new.to_dict()
+    changed = [name for name in now if name not in FOLLOWED and before[name] != now[name]]
+    if changed:
+        told = ", ".join(f"{name} ({SETTERS[name]}() can)" if name in SETTERS else name for name in changed)
+        raise ConfigError(f"a trainer that is built cannot change: {told}. Build a new one with this config.")
+    return copy.deepcopy(new)
+
+
+def _refuse_to_follow(old: RunSetup, new: RunSetup, state: TrainerState) -> None:
+    """Raise if a run that has begun cannot go on by the new plan."""
+    is_other = new.splits.train is not old.splits.train or new.plan.window_samples != old.plan.window_samples
+    if is_other and state.position and not state.epoch_finished:
+        raise DataError(
+            "the data and the samples of an update cannot change in the middle of an epoch: train to its end "
+            "first, or build a new Trainer"
+        )
+    changes = schedule_changes(old.config.to_dict(), new.config.to_dict(), old.plan, new.plan)
+    if changes and not new.config.accept_changes:
+        raise ConfigError(
+            f"the schedule is under way and cannot follow: {'; '.join(changes)}. Plan the whole run at once, set "
+            "another schedule, or set accept_changes=True to go on with it as it is."
+        )

@@ -1,0 +1,212 @@
+"""The data of a trainer and what follows from it: sources of batches, the plan of the run, the sets to evaluate on.
+
+`TrainData` opens datasets; `RunSetup` is the one value that says what a run is about. Changing a trainer makes another
+`RunSetup`, which every part then follows (`reconfigure`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader
+
+from hezar_train.config import TrainerConfig
+from hezar_train.data import Order, Source, Splits, open_source
+from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.hooks import Stopping
+from hezar_train.hooks.early_stopping import metric_key_of, objective_of
+from hezar_train.metrics import MetricsHandler
+from hezar_train.plan import End, Plan, make_plan, one_pass, steps_of
+from hezar_train.runtime import Runtime, logger
+from hezar_train.state import TrainerState
+
+__all__ = ["NamedSet", "RunSetup", "TrainData", "evaluation_sets", "named_sets", "one_set", "size_of"]
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """What a run is about: the config, the data, and what follows from both."""
+
+    config: TrainerConfig
+    splits: Splits
+    source: Source
+    """The training data, opened."""
+    plan: Plan
+    evaluates: bool
+    """Whether the run evaluates while it trains."""
+    best_key: str
+    """The full name of the metric that tells the best model."""
+    objective: str
+    """Which way that metric is better: maximize or minimize."""
+    stopping: Stopping
+    """When to stop before the planned end."""
+
+    @property
+    def only_for_eval(self) -> bool:
+        """Whether there is nothing to train on."""
+        return self.splits.train is None
+
+    @property
+    def trains_in_rounds(self) -> bool:
+        """Whether a call of `train()` does a part of the run that has no end of its own."""
+        return self.config.local_update_steps is not None
+
+    def end(self, state: TrainerState) -> End:
+        """Return where the run, or this call, ends; where epochs alone end it, changed data or batches must not."""
+        plan = self.plan
+        if self.trains_in_rounds:
+            if state.call_last_samples is not None:
+                return End(samples=state.call_last_samples)
+            return End(state.call_end or plan.total_steps)
+        if plan.last_samples is not None:
+            return End(samples=plan.last_samples)
+        is_counted = self.config.max_steps is not None or plan.num_samples is None
+        return End(plan.total_steps) if is_counted else End()
+
+
+class TrainData:
+    """Open datasets as sources of batches, and plan runs over them."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        collator: Callable[[list[Any]], Any] | None,
+        create_train_dataloader: Callable[[Any], Source | DataLoader[Any]],
+        create_eval_dataloader: Callable[[Any], Source | DataLoader[Any]],
+    ) -> None:
+        """The two functions are the trainer's methods: a user may return any DataLoader from them."""
+        self._runtime, self._collator = runtime, collator
+        self._create_train, self._create_eval = create_train_dataloader, create_eval_dataloader
+
+    def setup(self, config: TrainerConfig, splits: Splits, handler: MetricsHandler) -> RunSetup:
+        """Work out what a run over these splits is about."""
+        evaluates = decides_to_evaluate(config, splits.for_evaluation)
+        sets = list(evaluation_sets(None, splits.for_evaluation)) if evaluates else []
+        best_key = metric_key_of("metric_for_best_model", config.metric_for_best_model, sets, handler.output_keys)
+        stopping = Stopping.from_config(config, sets, handler.output_keys, handler.objective)
+        source = self.open(config, []) if splits.train is None else self._train_source(config, splits.train)
+        plan = self._plan(config, source, only_for_eval=splits.train is None)
+        objective = objective_of(best_key, sets, handler.objective)
+        return RunSetup(config, splits, source, plan, evaluates, best_key, objective, stopping)
+
+    def open(self, config: TrainerConfig, data: Any, *, training: bool = True) -> Source:
+        """Open data in the order of training, or of evaluation."""
+        return open_source(data, self._collator, self._order(config, training=training))
+
+    def train_source(self, setup: RunSetup) -> Source:
+        """Open the training data once more, for a routine beside the run."""
+        return self._train_source(setup.config, setup.splits.train)
+
+    def eval_source(self, config: TrainerConfig, data: Any) -> Source:
+        """Open evaluation data, by `create_eval_dataloader`."""
+        made = self._create_eval(data)
+        return self.open(config, made, training=False) if isinstance(made, DataLoader) else made
+
+    def _train_source(self, config: TrainerConfig, data: Any) -> Source:
+        made = self._create_train(data)
+        return self.open(config, made) if isinstance(made, DataLoader) else made
+
+    def _order(self, config: TrainerConfig, *, training: bool) -> Order:
+        runtime = self._runtime
+        return Order(
+            batch_size=config.batch_size if training else config.eval_batch_size or config.batch_size,
+            seed=config.seed,
+            shuffle=config.dataloader_shuffle and training,
+            reshuffle=config.reshuffle_each_epoch,
+            num_workers=config.num_dataloader_workers,
+            pin_memory=runtime.device.type == "cuda",
+            rank=runtime.rank,
+            num_processes=runtime.num_processes,
+            processes=runtime.processes,
+            splits_streams=training and config.global_batch_size is None,
+        )
+
+    def _plan(self, config: TrainerConfig, source: Source, *, only_for_eval: bool) -> Plan:
+        if only_for_eval:
+            return one_pass(source.num_samples, source.batch_size, self._runtime.num_processes)
+        asked = copy.copy(config)
+        asked.drop_last = asked.drop_last or source.drop_last
+        if source.num_batches is not None:  # a batch sampler counts batches, not samples
+            asked.max_steps = _max_steps_of(asked, source.num_batches * asked.num_epochs)
+        return make_plan(asked, source.num_samples, self._runtime.num_processes, source.batch_size)
+
+
+class NamedSet(NamedTuple):
+    """Data to evaluate on, the name its metrics get, and its split."""
+
+    name: str
+    data: Any
+    split: str
+
+
+def decides_to_evaluate(config: TrainerConfig, eval_dataset: Any) -> bool:
+    """Tell whether the run evaluates: if there is evaluation data and the config does not forbid it."""
+    if config.use_diff and eval_dataset is None:
+        raise ConfigError("use_diff=True evaluates before and after training, but there is no split 'val' to do it on.")
+    if config.do_evaluate and eval_dataset is None:
+        raise ConfigError("do_evaluate=True, but no eval_dataset was given. Pass one, or leave do_evaluate out.")
+    if eval_dataset is None or config.do_evaluate is False:
+        return False
+    for name, data in evaluation_sets(None, eval_dataset).items():
+        if size_of(data) == 0:
+            which = f"eval_dataset[{name!r}]" if name else "the eval_dataset"
+            raise DataError(f"{which} is empty: expected at least one sample, or no such set at all.")
+    return True
+
+
+def evaluation_sets(default: Any, given: Any) -> dict[str, Any]:
+    """Return the sets to evaluate on by name; a set without a name has the empty one."""
+    if isinstance(given, str):
+        if not isinstance(default, Mapping) or given not in default:
+            known = choices(default) if isinstance(default, Mapping) else "none: eval_dataset is a single set"
+            raise DataError(f"there is no evaluation set {given!r}. Named sets: {known}.")
+        return {"": default[given]}
+    data = default if given is None else given
+    if data is None:
+        raise DataError("there is no evaluation data: pass eval_dataset to the Trainer, or a dataset to evaluate()")
+    is_named = isinstance(data, Mapping) and all(isinstance(name, str) for name in data)
+    return dict(data) if is_named else {"": data}
+
+
+def named_sets(splits: Splits, asked: Any) -> list[NamedSet]:
+    """Return what to evaluate on: the default sets, data given, a named set or a split."""
+    default = splits.for_evaluation
+    is_named = isinstance(default, Mapping) and isinstance(asked, str) and asked in default
+    if not isinstance(asked, str) or is_named:
+        return [NamedSet(name, data, "val") for name, data in evaluation_sets(default, asked).items()]
+    if asked in splits.data:
+        return [NamedSet("", splits.data[asked], asked)]
+    known = [*splits.data, *(default if isinstance(default, Mapping) else ())]
+    sentence = f"there is no evaluation set {asked!r}. There are: {choices(known)}.{suggestion(asked, known)}"
+    if not splits.is_dict:
+        raise DataError(sentence)
+    logger.warning("%s Nothing was evaluated.", sentence)  # of many data owners, some lack a split
+    return []
+
+
+def one_set(default: Any, given: Any) -> Any:
+    """Return the one set that is meant by a name, by data or by nothing."""
+    sets = evaluation_sets(default, given)
+    if len(sets) != 1:
+        raise DataError(f"predict() goes over one set; there are several: {choices(sets)}. Name one of them.")
+    return next(iter(sets.values()))
+
+
+def size_of(data: Any) -> int | None:
+    """Return the number of samples, None where there is no telling."""
+    data = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(data, Mapping) and 0 not in data:
+        sizes = [size_of(one) for one in data.values()]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+    return len(data) if hasattr(data, "__len__") else None
+
+
+def _max_steps_of(config: TrainerConfig, whole: int) -> int:
+    """Return the steps of a run whose whole length is known, as `max_steps` limits it."""
+    asked = config.max_steps
+    if asked is None:
+        return whole
+    return min(whole, steps_of(asked, whole))
