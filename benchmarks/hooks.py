@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,9 +35,8 @@ from pace import MAX_GRAD_NORM, RATE, WORKLOADS, make_dataset, make_model
 
 from hezar_train import Trainer, TrainerConfig
 from hezar_train.data import Window
-from hezar_train.loop import Moment, Routine
+from hezar_train.loop import Context, Fit, Moment
 from hezar_train.plan import End
-from hezar_train.trainer.course import Course
 from hezar_train.types import Mode
 
 WORKLOAD = "tiny"
@@ -67,49 +65,48 @@ def make_trainer(folder: str) -> Trainer:
     return Trainer(config, make_model(WORKLOAD), make_dataset(WORKLOAD))
 
 
-def start_of(trainer: Trainer, num_steps: int) -> Course:
+def start_of(trainer: Trainer, num_steps: int) -> Fit:
     """Go back to the start of the epoch, for so many steps."""
     state = trainer.state
     state.update(epoch=1, position=0, epoch_step=0, epoch_finished=False)
-    trainer._due.end = End()  # else the last step of a round would be the end of a run
-    routine = Routine(trainer.ctx, trainer.hooks[Mode.TRAIN], Mode.TRAIN, "train")
-    end = End(state.global_step + num_steps)
-    spent = trainer._spent
-    return Course(routine, trainer._source, trainer.plan, state, end, 1, trainer._weigh_first, spent=spent)
+    fit = trainer.parts.session.make_fit()
+    fit.end, fit.num_epochs = End(state.global_step + num_steps), 1
+    return fit
 
 
 @contextmanager
 def walk_the_loop(trainer: Trainer, num_steps: int) -> Iterator[Callable[[], object]]:
     """Yield what walks an epoch as `train()` does, inside of what `train()` opens around its epochs."""
-    course = start_of(trainer, num_steps)
-    trainer._course, trainer._routine = course, course.routine
-    with course.routine.running(announce=lambda: course.announce(trainer.ctx)):
+    fit = start_of(trainer, num_steps)
+    with trainer.parts.loop.entered(fit):
         yield partial(trainer.inner_training_loop, 1)
-    trainer._routine = None
 
 
 @contextmanager
 def call_by_hand(trainer: Trainer, num_steps: int) -> Iterator[Callable[[], object]]:
     """Yield what calls the default hooks by hand."""
-    course = start_of(trainer, num_steps)
+    fit = start_of(trainer, num_steps)
     hooks = trainer.hooks[Mode.TRAIN]
     seed, prepare_input = hooks.calls(Moment.BATCH_START)
     (forward,), (backward,) = hooks.calls(Moment.BATCH_FORWARD), hooks.calls(Moment.BATCH_BACKWARD)
+    (gather,) = hooks.calls(Moment.GRADIENTS)
     guard, clip, step, zero_grad = hooks.calls(Moment.UPDATE)
     count, schedule, keep_place, progress, due = hooks.calls(Moment.BATCH_END)
-    ctx: Any = SimpleNamespace(storage=trainer.storage, model=trainer.model)
+    ctx = Context(storage=trainer.storage, model=trainer.model)
+    own = ctx.step
 
     def loop() -> None:
-        for window in course.windows(1):
-            ctx.window = window
+        for window in fit.windows(1):
+            own.window = window
             last = len(window.batches) - 1
             for number, batch in enumerate(window.batches):
-                ctx.batch, ctx.batch_in_window, ctx.closes_window = batch, number, number == last
+                own.batch, own.batch_in_window, own.closes_window = batch, number, number == last
                 seed(ctx)
                 prepare_input(ctx)
                 forward(ctx)
                 backward(ctx)
                 if number == last:
+                    gather(ctx)
                     guard(ctx)
                     clip(ctx)
                     step(ctx)
@@ -119,7 +116,7 @@ def call_by_hand(trainer: Trainer, num_steps: int) -> Iterator[Callable[[], obje
                 keep_place(ctx)
                 progress(ctx)
                 due(ctx)
-                del ctx.batch, ctx.outputs, ctx.loss
+                own.batch = own.outputs = own.loss = None
 
     yield loop
 
@@ -130,7 +127,7 @@ CONTESTANTS = {LOOP: walk_the_loop, FLOOR: call_by_hand, FLOOR_AGAIN: call_by_ha
 @contextmanager
 def stamped(trainer: Trainer) -> Iterator[list[int]]:
     """Note the time whenever a contestant asks for its next window."""
-    source, stamps = trainer._source, []
+    source, stamps = trainer.setup.source, []
     windows, now = source.windows, time.perf_counter_ns
 
     def stamped_windows(*args: Any) -> Iterator[Window]:

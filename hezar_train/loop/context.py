@@ -76,10 +76,6 @@ class Step:
         for name in Step.__slots__:
             setattr(self, name, None)
 
-    def end_batch(self) -> None:
-        """Let go of what belongs to the batch: its graph would live through the next step."""
-        self.batch = self.outputs = self.loss = self.loss_regular = None
-
 
 STEP_NAMES = frozenset(Step.__slots__)
 BATCH_NAMES = frozenset({"batch", "outputs", "loss", "loss_regular"})
@@ -176,14 +172,12 @@ class Context:
     def clear(self, life: Lifecycle | str) -> None:
         """Drop the variables of the innermost frame whose life ends now."""
         own = self.__dict__
-        if life == Lifecycle.NONE:
-            return
-        if life == Lifecycle.BATCH:
-            own["step"].end_batch()
-        for name in own["_lives"][life]:
-            own.pop(name, None)
-            if name in STEP_NAMES:
-                setattr(own["step"], name, None)
+        if life != Lifecycle.NONE:
+            for name in own["_lives"][life]:
+                if name in STEP_NAMES:
+                    setattr(own["step"], name, None)
+                else:
+                    own.pop(name, None)
 
     @property
     def mode_stack(self) -> list[Mode]:

@@ -75,21 +75,12 @@ class Loop:
 
     def fit(self, fit: Fit, at_start: Callable[[], None] | None = None) -> None:
         """Walk a learning routine to its end; `at_start` is called after the hooks of FIT_START."""
-        self._fits.append(fit)
-        self._model.train()
-        try:
-            with torch.enable_grad(), fit.routine.running(lambda: fit.announce(self._ctx)):  # FIT_START, FIT_END
-                fit.take_lengths(self._ctx)
-                if at_start is not None:
-                    at_start()
-                while not fit.ends and fit.enter_next_epoch():
-                    with fit.routine.epoch():  # EPOCH_START, EPOCH_END
-                        self._verbs.inner_training_loop(fit.state.epoch)
-        except BaseException:
-            self._forget_failure()
-            raise
-        finally:
-            self._fits.pop()
+        with self.entered(fit):  # FIT_START, FIT_END
+            if at_start is not None:
+                at_start()
+            while not fit.ends and fit.enter_next_epoch():
+                with fit.routine.epoch():  # EPOCH_START, EPOCH_END
+                    self._verbs.inner_training_loop(fit.state.epoch)
 
     def run_epoch(self, epoch: int) -> dict[str, float]:
         """Step through the batches that are left of an epoch; return the mean loss since the start of the training."""
@@ -101,6 +92,21 @@ class Loop:
                     note_loss(self._ctx, outputs, "run_step")
                 del outputs  # else they would live through the next step
         return {"loss": self._fits[-1].state.loss_tracker_avg}
+
+    @contextmanager
+    def entered(self, fit: Fit) -> Iterator[None]:
+        """Run a body as the learning routine of a fit, between the hooks of FIT_START and FIT_END."""
+        self._fits.append(fit)
+        self._model.train()
+        try:
+            with torch.enable_grad(), fit.routine.running(lambda: fit.announce(self._ctx)):
+                fit.take_lengths(self._ctx)
+                yield
+        except BaseException:
+            self._forget_failure()
+            raise
+        finally:
+            self._fits.pop()
 
     @contextmanager
     def epoch_batches(self, epoch: int) -> Iterator[EpochBatches]:
@@ -282,12 +288,8 @@ class Fit:
     @property
     def ends(self) -> bool:
         """Tell whether the last update was the last one."""
-        return self.state.stop_reason is not None or self.is_at_end
-
-    @property
-    def is_at_end(self) -> bool:
-        """Tell whether all that was planned is done."""
-        return self.end.is_reached(self.state.global_step, self.state.samples_seen)
+        state = self.state
+        return state.stop_reason is not None or self.end.is_reached(state.global_step, state.samples_seen)
 
     @property
     def is_over(self) -> bool:

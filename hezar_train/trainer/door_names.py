@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["NAMES_BY_DOOR", "door_of"]
+from hezar_train.errors import ConfigError
+
+__all__ = ["CALLED_BY_DOOR", "NAMES_BY_DOOR", "door_of", "refuse_methods_of_doors"]
 
 NAMES_BY_DOOR: dict[str, frozenset[str]] = {
     "federatedscope": frozenset(
@@ -23,10 +25,22 @@ NAMES_BY_DOOR: dict[str, frozenset[str]] = {
             "save_checkpoint", "save_history", "set_batch_size", "set_learning_rate", "set_lr_scheduler",
             "set_momentum", "set_mtm_scheduler", "set_num_epochs", "set_tb_writer", "set_test_dataset",
             "set_train_dataset", "set_trainer_params", "set_val_dataset", "tb_writer", "test_epoch", "test_loader",
-            "train_epoch", "unfreeze_to", "val_epoch", "val_loader",
+            "train_epoch", "train_loader", "unfreeze_to", "val_epoch", "val_loader",
         }
     ),
 }  # fmt: skip
+
+CALLED_BY_DOOR: dict[str, frozenset[str]] = {
+    "federatedscope": frozenset({"parse_data"}),
+    "libai": frozenset({"build_evaluator", "build_test_loader", "build_tokenizer", "build_train_loader"}),
+    "lernomatic": frozenset(
+        {
+            "_init_dataloaders", "_init_device", "_init_history", "_init_optimizer", "_send_to_device", "test_epoch",
+            "train_epoch", "val_epoch",
+        }
+    ),
+}  # fmt: skip
+"""Methods that a door calls and the plain Trainer does not: overridden there, they would have no effect."""
 
 
 def door_of(name: str) -> str:
@@ -35,3 +49,17 @@ def door_of(name: str) -> str:
         if name in names:
             return f". It is {door}'s: from hezar_train.compat.{door} import Trainer"
     return ""
+
+
+def refuse_methods_of_doors(kind: type, plain: type) -> None:
+    """Raise if a subclass of the plain Trainer has a method that only a door would call."""
+    for door, names in CALLED_BY_DOOR.items():
+        module = f"hezar_train.compat.{door}"
+        if any(base.__module__.startswith(module) for base in kind.__mro__):
+            continue
+        misplaced = sorted(name for name in names if hasattr(kind, name) and not hasattr(plain, name))
+        if misplaced:
+            raise ConfigError(
+                f"{kind.__name__} has {', '.join(misplaced)}, which a Trainer never calls. It is {door}'s: "
+                f"from {module} import Trainer"
+            )

@@ -230,7 +230,8 @@ class Weigher:
         """Say what each micro-batch of this process weighs, and all of them together."""
         sizes = window.sizes or map(batch_length, window.batches)
         window.weights = [
-            self.weight_of(batch, size) if size else 0.0 for batch, size in zip(window.batches, sizes, strict=True)
+            float(size) if self._units_in is None or not size else self._units_in(batch)
+            for batch, size in zip(window.batches, sizes, strict=True)
         ]
         window.total_weight = sum(window.weights)
         return window

@@ -137,6 +137,7 @@ class RunSession:
 
     def __post_init__(self) -> None:
         self._spent = TimeSpent()
+        self._fit: Fit | None = None
         self._records: Records | None = None
         self._pusher: Pusher | None = None
         self._noted_time, self._windows_seen = perf_counter(), 0
@@ -230,6 +231,7 @@ class RunSession:
 
     def walk_fit(self, fit: Fit) -> None:
         """Walk to the end of a fit; an evaluation that a kill broke off comes first."""
+        self._fit = fit
         self.train_step.begin()
         self.loop.fit(fit, self._conclude_pending)
 
@@ -495,8 +497,7 @@ class RunSession:
             self.progress.advance(state.global_step, state.epoch, ctx.step.window.count, loss, rate)
 
     def _run_ends(self) -> bool:
-        fit = self.loop.current
-        return fit is not None and fit.ends
+        return self._fit is not None and self._fit.ends
 
     def _agree_on_requests(self) -> None:
         """Let all processes stop or save if one was asked to."""

@@ -48,18 +48,17 @@ class UpdateLog:
         """Write nothing down from now on."""
         self._ledger, self._is_open = None, False
 
-    def note_step(self, state: TrainerState) -> None:
-        """Let what hooks measure belong to this step."""
-        if self._is_open:
-            self._storage.step = state.global_step
-
-    def note_update(self, state: TrainerState, window: Window, loss: float) -> None:
-        """Write down which samples an update took, and its loss."""
+    def note(self, state: TrainerState, window: Window | None, loss: float | None) -> None:
+        """Let what hooks measure belong to this step; of an update, write down which samples it took, and its loss."""
+        if not self._is_open:
+            return
+        self._storage.step = state.global_step
+        if window is None or loss is None:
+            return
         if self._ledger is not None:
             self._ledger.add(state.update_step, state.epoch, window.first, window.count)
-        if self._is_open:
-            self._storage.samples = state.samples_seen
-            self._storage.put_scalar("train.step_loss", loss)
+        self._storage.samples = state.samples_seen
+        self._storage.put_scalar("train.step_loss", loss)
 
 
 class TrainStep:
@@ -199,7 +198,7 @@ class TrainStep:
 
     def clip(self, ctx: Context) -> None:
         """Limit the gradients to `max_grad_norm`."""
-        self._optimization.clip(ctx.grad_norm)
+        self._optimization.clip(ctx.step.grad_norm or 0.0)
 
     def step(self, ctx: Context) -> None:
         """Step the optimizer."""
@@ -215,24 +214,20 @@ class TrainStep:
         state.global_step += 1
         state.epoch_step += 1
         self._open_steps += 1
-        if self._log is not None:
-            self._log.note_step(state)
-        if step.closes_window:
+        window, loss = (step.window, step.loss_value) if step.closes_window else (None, None)
+        if window is not None and loss is not None:
             self._open_steps = 0
-            self._count_update(state, step.window, ctx.loss_value, step.applied)
-
-    def _count_update(self, state: TrainerState, window: Window, loss: float, applied: bool) -> None:
-        state.position = window.first + window.count
-        state.epoch_finished = window.ends_epoch
-        state.samples_seen += window.count
-        state.update_step += applied
-        weighted = loss * window.total_weight
-        state.loss_tracker_sum += weighted
-        state.loss_tracker_count += window.total_weight
-        state.period_loss_sum += weighted
-        state.period_loss_count += window.total_weight
+            state.position = window.first + window.count
+            state.epoch_finished = window.ends_epoch
+            state.samples_seen += window.count
+            state.update_step += step.applied
+            weighted = loss * window.total_weight
+            state.loss_tracker_sum += weighted
+            state.loss_tracker_count += window.total_weight
+            state.period_loss_sum += weighted
+            state.period_loss_count += window.total_weight
         if self._log is not None:
-            self._log.note_update(state, window, loss)
+            self._log.note(state, window, loss)
 
     def forget_open_window(self) -> None:
         """Take back the steps of a window that a failure left open: they changed no weight."""

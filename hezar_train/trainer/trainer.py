@@ -18,19 +18,32 @@ from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Source, Splits, batch_length, seed_device
 from hezar_train.errors import DataError, HookError, HookTypeError
-from hezar_train.events import CSV_FILE, EventWriter, load_csv
+from hezar_train.events import CSV_FILE, EventStorage, EventWriter, load_csv
 from hezar_train.hooks.periodic import Checkpointed
 from hezar_train.hub import PushNames, PushOutcome
-from hezar_train.loop import Hook, HookCall, HookSet, Moment, Verbs, insert_hook, note_loss, replace_hook, reset_hook
+from hezar_train.loop import (
+    Context,
+    Hook,
+    HookCall,
+    HookSet,
+    Moment,
+    Verbs,
+    insert_hook,
+    note_loss,
+    replace_hook,
+    reset_hook,
+)
 from hezar_train.metrics import MetricsHandler, settle_handler
 from hezar_train.optim import Schedule
-from hezar_train.runtime import build_runtime, prepare_model, prepare_with_plugin
+from hezar_train.plan import Plan
+from hezar_train.runtime import Runtime, build_runtime, prepare_model, prepare_with_plugin
+from hezar_train.state import TrainerState
 from hezar_train.terminal import print_facts
 from hezar_train.terminal.display import facts_of
 from hezar_train.trainer import export
 from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
 from hezar_train.trainer.checkpointing import choose_checkpoint, load_initial_weights
-from hezar_train.trainer.door_names import door_of
+from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors
 from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.generation import decoder_of, label_names_of
@@ -46,7 +59,7 @@ from hezar_train.trainer.optimization import (
 from hezar_train.trainer.reconfigure import reconfigure, refuse_built_in, refuse_while_learning, reschedule
 from hezar_train.trainer.report_samples import Drawn
 from hezar_train.trainer.session import RoutineResult, append_row
-from hezar_train.trainer.train_data import TrainData, size_of
+from hezar_train.trainer.train_data import RunSetup, TrainData, size_of
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
@@ -84,6 +97,30 @@ class Trainer:
     default_optimizer: ClassVar[str] = "adam"
     default_lr_scheduler: ClassVar[str | None] = None
 
+    config: TrainerConfig
+    parts: Parts
+    """What the trainer is made of; each part's public methods may be called."""
+    setup: RunSetup
+    """What the run is about: config, data, plan and what follows from them."""
+    plan: Plan
+    state: TrainerState
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: Schedule
+    """What ticks the learning-rate scheduler and the momentum's."""
+    splits: Splits
+    train_dataset: Any
+    eval_dataset: Any
+    metrics_handler: MetricsHandler
+    preprocessor: Any
+    storage: EventStorage
+    """Everything measured."""
+    ctx: Context
+    hooks: dict[Mode, HookSet]
+    """The hooks of each mode."""
+    runtime: Runtime
+    folder: RunFolder
+
     def __init__(
         self,
         config: TrainerConfig,
@@ -98,6 +135,7 @@ class Trainer:
         accelerator: Accelerator | None = None,
         hooks: Iterable[Hook | None] = (),
     ) -> None:
+        refuse_methods_of_doors(type(self), Trainer)
         self.config, model = in_order(config, model)
         self._use_splits(Splits.of(train_dataset, eval_dataset))
         model = self._model_or_built(model)
@@ -180,8 +218,11 @@ class Trainer:
         self.parts, self.setup, self.config, self.plan = parts, parts.setup, parts.setup.config, parts.setup.plan
         self._use_splits(parts.setup.splits)
         self.state, self.storage, self.ctx, self.hooks = parts.state, parts.storage, parts.ctx, parts.hooks
-        self.schedule = parts.optimization.schedule
+        self.schedule, self.progress = parts.optimization.schedule, parts.session.progress
         self.lr_scheduler, self.criterion = self.schedule.scheduler, parts.criterion
+        self.regularizer = parts.regularizer
+        self.only_for_eval, self.evaluates = parts.setup.only_for_eval, parts.setup.evaluates
+        self.best_key = parts.setup.best_key
 
     def make_parts(self, given: Given) -> Parts:
         """Make the parts; a trainer of another kind makes others."""

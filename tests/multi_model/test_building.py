@@ -12,8 +12,8 @@ from torch import nn
 from workload import NoisyPoints
 
 from hezar_train import MultiModelTrainer, Trainer
+from hezar_train.compat.federatedscope import GeneralMultiModelTrainer
 from hezar_train.errors import CheckpointError, ConfigError, DataError, HookError
-from hezar_train.multi_model import GeneralMultiModelTrainer
 
 SHARED = Plain(0)
 
@@ -88,7 +88,7 @@ def test_a_trainer_is_copied_with_its_data_and_stays_as_it_is(tmp_path: Path) ->
     trainer = GeneralMultiModelTrainer(2, base_trainer=base)
     trainer.train()
     assert trainer.evaluate("test").keys() >= {"loss", "accuracy"}
-    assert isinstance(trainer.prepare_input_batch(trainer._source.fetch(1, [0])), tuple)  # type: ignore[attr-defined]
+    assert isinstance(trainer.prepare_input_batch(trainer.setup.source.fetch(1, [0])), tuple)  # type: ignore[attr-defined]
     assert all(torch.equal(base.get_model_para()[name], value) for name, value in before.items())
     assert not any(same_bits(model, base.model) for model in trainer.models.values())
 
@@ -182,7 +182,7 @@ def _paired(trainer: MultiModelTrainer, others: list[Any]) -> list[tuple[Any, An
 
 def test_another_config_leaves_the_models_where_hooks_find_them(tmp_path: Path) -> None:
     trainer = make_plain(tmp_path)
-    trainer.cfg = plain_config(tmp_path, num_epochs=3)
+    trainer.reconfigure(plain_config(tmp_path, num_epochs=3))
     assert trainer.ctx.models == list(trainer.models.values())
     assert trainer.ctx.model is trainer.models["small"]
 

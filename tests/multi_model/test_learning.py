@@ -77,7 +77,7 @@ def test_a_hook_of_one_model_fires_in_its_turns_only(tmp_path: Path, interact: s
     for moment in Moment:
         trainer.register_hook_in_train(lambda ctx: seen.append((ctx.cur_model_idx, ctx.model)), moment, model_idx=1)
     trainer.train()
-    assert len(seen) == 4 + 5 * 5
+    assert len(seen) == 4 + 5 * 6
     assert {(index, id(model)) for index, model in seen} == {(1, id(trainer.models["wide"]))}
 
 
@@ -232,7 +232,8 @@ class TestInteraction:
         assert calls == [
             ("on_fit_start", 0), ("on_fit_start", 1), ("on_epoch_start", 0), ("on_epoch_start", 1),
             ("on_batch_start", 0), ("on_batch_start", 1), ("on_batch_forward", 0), ("on_batch_forward", 1),
-            ("on_batch_backward", 0), ("on_batch_backward", 1), ("on_update", 0), ("on_update", 1),
+            ("on_batch_backward", 0), ("on_batch_backward", 1), ("on_gradients", 0), ("on_gradients", 1),
+            ("on_update", 0), ("on_update", 1),
             ("on_batch_end", 0), ("on_batch_end", 1), ("on_epoch_end", 0), ("on_epoch_end", 1),
             ("on_fit_end", 0), ("on_fit_end", 1),
         ]  # fmt: skip

@@ -111,7 +111,7 @@ class TestCollator:
         }
 
     def first_batch(self, trainer: Trainer) -> Any:
-        windows = trainer._source.windows(trainer.plan, 1, 0, 1)
+        windows = trainer.setup.source.windows(trainer.plan, 1, 0, 1)
         return next(iter(windows)).batches[0]
 
     def test_without_one_samples_are_stacked(self, toy: Build, rows: Any) -> None:

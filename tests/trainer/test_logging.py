@@ -139,9 +139,9 @@ class TestValues:
                 seconds_left.append(self.trainer.progress.seconds_left())
 
         class Slow(Trainer):
-            def val_epoch(self) -> dict[str, float] | None:
+            def evaluate_while_training(self) -> dict[str, float]:
                 time.sleep(0.3)
-                return super().val_epoch()
+                return super().evaluate_while_training()
 
         seconds_left: list[float | None] = []
         toy(Slow, num_epochs=4, eval_dataset=rows(6), hooks=[Watch()]).train()

@@ -41,7 +41,7 @@ def test_it_is_added_to_what_is_trained_on_and_not_to_what_is_logged(toy: Build)
     plain = toy(out="plain")
     plain.train()
     assert trainer.storage.history("train.step_loss").values() == plain.storage.history("train.step_loss").values()
-    assert trainer._steps.loss_regular_total == pytest.approx(0.5 * 20)
+    assert trainer.parts.train_step.loss_regular_total == pytest.approx(0.5 * 20)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])

@@ -247,7 +247,7 @@ class TestSkippedUpdates:
         found = rates(trainer)
         assert found == [0.1, 0.05, 0.025, 0.025, 0.0125, 0.00625]
         assert (trainer.state.global_step, trainer.state.update_step) == (5, 4)
-        (watch,) = (hook for hook in trainer._hook_objects if isinstance(hook, Overflow))
+        (watch,) = (hook for hook in trainer.parts.checkpointing.hooks if isinstance(hook, Overflow))
         assert watch.weights[3] == watch.weights[2]
         assert len({tuple(weights) for weights in watch.weights}) == 4
         assert trainer.accelerator.scaler.get_scale() == 512.0
