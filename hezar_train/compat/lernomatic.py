@@ -40,16 +40,17 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-import hezar_train
 from hezar_train.checkpoint import unwrap
 from hezar_train.checkpoint.store import open_checkpoint, write_checkpoint
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, choices
 from hezar_train.events import EventStorage, EventWriter, SummaryWriterAdapter
 from hezar_train.loop import note_loss
+from hezar_train.multi_model import MultiModelTrainer as PlainMultiModelTrainer
 from hezar_train.optim import MomentumSchedule, get_momentum, set_learning_rate, set_momentum
 from hezar_train.state import TrainerState
 from hezar_train.trainer import Given, Parts
+from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.evaluator import EvalBatches
 from hezar_train.trainer.finetuning import FROZEN, freeze_first, frozen_names, unfreeze_first
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings
@@ -67,7 +68,7 @@ Points = list[tuple[float, int]]
 Floats = NDArray[np.float64]
 
 
-class Trainer(hezar_train.Trainer):
+class Trainer(PlainTrainer):
     """Train a model as lernomatic's Trainer does; override `train_epoch()` and `val_epoch()` for tasks of your own."""
 
     tb_writer: Any = None
@@ -354,7 +355,7 @@ class Trainer(hezar_train.Trainer):
         self.storage.load_history(path)
 
 
-class MultiModelTrainer(Trainer, hezar_train.MultiModelTrainer):
+class MultiModelTrainer(Trainer, PlainMultiModelTrainer):
     """Train several models in one run, as lernomatic's trainers of GANs and autoencoders do, under the same names."""
 
 
@@ -392,7 +393,7 @@ def _array(points: Iterable[tuple[float, int]]) -> Floats | None:
     return np.array(values) if values else None
 
 
-def find_lr(trainer: hezar_train.Trainer, settings: SweepSettings) -> LRFinderResult:
+def find_lr(trainer: PlainTrainer, settings: SweepSettings) -> LRFinderResult:
     """Sweep over the rates of a trainer, on the first updates of its first epoch; then everything is as it was."""
     return trainer.find_lr(**dataclasses.asdict(settings))
 
@@ -404,7 +405,7 @@ class LogFinder:
     `num_epochs`, `gamma`, `grad_thresh` and `expr_id` have no effect: one epoch leads from `lr_min` to `lr_max`.
     """
 
-    trainer: hezar_train.Trainer | None
+    trainer: PlainTrainer | None
     num_epochs: int = 8
     lr_min: float = 1e-6
     lr_max: float = 1.0

@@ -13,13 +13,31 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train import Hook
+from hezar_train.compat.federatedscope import (
+    HOOK_TRIGGER,
+    LIFECYCLE,
+    MODE,
+    Context,
+    CtxVar,
+    Trainer,
+    TrainerConfig,
+    calculate_batch_epoch_num,
+    lifecycle,
+)
 from hezar_train.errors import ConfigError, DataError, HookError
-from hezar_train.loop import Context, CtxVar, Lifecycle, lifecycle
-from hezar_train.plan import calculate_batch_epoch_num
-from hezar_train.types import Mode
 
 Build = Callable[..., Trainer]
+
+
+@pytest.fixture
+def toy(toy: Build) -> Build:
+    """Build the toy with FederatedScope's Trainer."""
+
+    def build(cls: type[Trainer] = Trainer, **given: Any) -> Trainer:
+        return toy(cls, **given)
+
+    return build
 
 
 def splits(rows: Any, **more: Any) -> dict[str, Any]:
@@ -80,7 +98,7 @@ class TestRoutines:
         toy(num_epochs=2, arguments={"hooks": [rec]}).train()
         batch = ["on_batch_start", "on_batch_forward", "on_batch_backward", "on_batch_end"]
         epoch = ["on_epoch_start", *batch * 5, "on_epoch_end"]
-        fired = [name for _, name in rec.events if name != "on_update"]
+        fired = [name for _, name in rec.events if name in HOOK_TRIGGER]
         assert fired == ["on_fit_start", *epoch * 2, "on_fit_end"]
         assert {mode for mode, _ in rec.events} == {"train"}
 
@@ -230,7 +248,7 @@ class TestHooks:
         return built
 
     def names(self, trainer: Trainer) -> list[str]:
-        return trainer.hooks[Mode.TRAIN].names("on_epoch_start")
+        return trainer.hooks[MODE.TRAIN].names("on_epoch_start")
 
     @pytest.mark.parametrize(
         ("given", "order"),
@@ -302,7 +320,7 @@ class TestHooks:
             trainer.register_hook_in_train(hook, "on_fit_start")
         trainer.train()
         assert called == ["function", "lambda", "method"]
-        assert trainer.hooks[Mode.TRAIN].names("on_fit_start")[-3:] == ["function", "short", "method"]
+        assert trainer.hooks[MODE.TRAIN].names("on_fit_start")[-3:] == ["function", "short", "method"]
 
     def test_the_sets_of_modes_are_independent(self, trainer: Trainer) -> None:
         assert trainer.hooks_in_train["on_epoch_start"] == [a, b, c]
@@ -312,13 +330,13 @@ class TestHooks:
     def test_a_set_for_one_call_is_used_in_it_alone(self, toy: Build, weights_of: Any) -> None:
         seen: list[str] = []
         trainer = toy(local_update_steps=2)
-        other = trainer.hooks[Mode.TRAIN].copy()
+        other = trainer.hooks[MODE.TRAIN].copy()
         other.register(lambda ctx: seen.append("other"), "on_batch_end", name="other")
         trainer.train(hooks_set=other)
         assert seen == ["other"] * 2
         trainer.train()
         assert seen == ["other"] * 2
-        assert "other" not in trainer.hooks[Mode.TRAIN].names("on_batch_end")
+        assert "other" not in trainer.hooks[MODE.TRAIN].names("on_batch_end")
 
     def test_all_eight_moments_fire_in_an_evaluation_and_no_gradient_is_made(
         self, toy: Build, rows: Any, rec: Any
@@ -363,7 +381,7 @@ class TestContext:
         ctx = Context()
         ctx.x = 1
         assert (ctx.x, ctx["x"], ctx.get("x"), ctx.get("y", 2), "x" in ctx) == (1, 1, 1, 2, True)
-        ctx.merge_from_dict({"y": 3, "z": CtxVar(4, Lifecycle.BATCH)})
+        ctx.merge_from_dict({"y": 3, "z": CtxVar(4, LIFECYCLE.BATCH)})
         assert (ctx.y, ctx.z) == (3, 4)
         del ctx.x
         assert "x" not in ctx
@@ -385,15 +403,15 @@ class TestContext:
                 seen.append((name, "of_batch" in ctx, "of_epoch" in ctx, "of_routine" in ctx))
 
             def on_fit_start(self, ctx: Context) -> None:
-                ctx.of_routine = CtxVar(1, Lifecycle.ROUTINE)
+                ctx.of_routine = CtxVar(1, LIFECYCLE.ROUTINE)
 
             def on_epoch_start(self, ctx: Context) -> None:
                 self.look("epoch", ctx)
-                ctx.of_epoch = CtxVar(1, Lifecycle.EPOCH)
+                ctx.of_epoch = CtxVar(1, LIFECYCLE.EPOCH)
 
             def on_batch_start(self, ctx: Context) -> None:
                 self.look("batch", ctx)
-                ctx.of_batch = CtxVar(1, Lifecycle.BATCH)
+                ctx.of_batch = CtxVar(1, LIFECYCLE.BATCH)
 
         trainer = toy(num_epochs=2, batch_size=10, arguments={"hooks": [Setting()]})
         trainer.train()
@@ -404,9 +422,9 @@ class TestContext:
     @pytest.mark.parametrize("fails", [False, True])
     def test_a_decorated_method_drops_its_variables_also_when_it_fails(self, toy: Build, fails: bool) -> None:
         class Own(Trainer):
-            @lifecycle(Lifecycle.EPOCH)
+            @lifecycle(LIFECYCLE.EPOCH)
             def measure(self) -> int:
-                self.ctx.count = CtxVar(1, Lifecycle.EPOCH)
+                self.ctx.count = CtxVar(1, LIFECYCLE.EPOCH)
                 if fails:
                     raise ZeroDivisionError
                 return self.ctx.count  # type: ignore[no-any-return]

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hezar_train import Hook, Trainer
-from hezar_train.metrics import MetricsHandler, TextHandler
+from hezar_train import Hook
+from hezar_train.compat.hezar import MetricsHandler, Trainer
+from hezar_train.metrics import TextHandler
 
 Build = Callable[..., Trainer]
 

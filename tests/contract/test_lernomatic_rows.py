@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 
-from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train import Hook, TrainerConfig
+from hezar_train.compat.lernomatic import Trainer
 from hezar_train.errors import ConfigError
 from hezar_train.metrics import MetricsHandler
 
 Build = Callable[..., Trainer]
+
+
+@pytest.fixture
+def toy(toy: Build) -> Build:
+    """Build the toy with lernomatic's Trainer."""
+
+    def build(cls: type[Trainer] = Trainer, **given: Any) -> Trainer:
+        return toy(cls, **given)
+
+    return build
 
 
 class TestConstruction:

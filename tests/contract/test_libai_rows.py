@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from hezar_train import EventStorage, Hook, Trainer, TrainerConfig
+from hezar_train.compat.libai import EventStorage, HookBase, Trainer, TrainerConfig
 from hezar_train.errors import ConfigError
 
 Build = Callable[..., Trainer]
 
 
-class Marks(Hook):
+@pytest.fixture
+def toy(toy: Build) -> Build:
+    """Build the toy with LiBai's Trainer."""
+
+    def build(cls: type[Trainer] = Trainer, **given: Any) -> Trainer:
+        return toy(cls, **given)
+
+    return build
+
+
+class Marks(HookBase):
     """Note the four plain methods."""
 
     def __init__(self, marks: list[str]) -> None:
@@ -184,7 +194,7 @@ class TestBuilding:
             def build_optimizer(self, *args: Any) -> Any:
                 return torch.optim.SGD(self.model.parameters(), lr=0.25)
 
-            def build_hooks(self) -> list[Hook]:
+            def build_hooks(self) -> list[HookBase | None]:
                 return [*super().build_hooks(), Marks(marks)]
 
         trainer = toy(Own, max_steps=1)

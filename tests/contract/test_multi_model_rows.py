@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from hezar_train import Trainer, TrainerConfig
+from hezar_train.compat.federatedscope import (
+    Context,
+    GeneralMultiModelTrainer,
+    MultiModelTrainer,
+    Trainer,
+    TrainerConfig,
+)
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.loop import Context
-from hezar_train.multi_model import GeneralMultiModelTrainer, MultiModelTrainer
 
 Build = Callable[..., MultiModelTrainer]
 

@@ -136,7 +136,14 @@ class FailAt(Hook):
             raise Fail(f"after update {self._update}")
 
 
-def build(case: str, out: Path, hooks: Iterable[Hook] = (), dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+def build(
+    case: str,
+    out: Path,
+    hooks: Iterable[Hook] = (),
+    dtype: torch.dtype = torch.float32,
+    kind: type[Trainer] = Trainer,
+    **changes: Any,
+) -> Any:
     """Build the trainer of a case."""
     chosen = CASES[case]
     train, evaluation = chosen.data
@@ -147,7 +154,7 @@ def build(case: str, out: Path, hooks: Iterable[Hook] = (), dtype: torch.dtype =
         train, evaluation = ([{**row, "x": row["x"].to(dtype)} for row in rows] for rows in (train, evaluation))
     settings = {"task": "text_classification", "criterion": "CrossEntropyLoss", "num_epochs": 2, "trackers": []}
     config = TrainerConfig(out, **settings | SGD_FLOAT32 | dict(chosen.settings) | changes)
-    return Trainer(config, model, train, evaluation, padded if chosen.is_tagger else None, hooks=hooks)
+    return kind(config, model, train, evaluation, padded if chosen.is_tagger else None, hooks=hooks)
 
 
 def learn(case: str, out: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> dict[str, Any]:

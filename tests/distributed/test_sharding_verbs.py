@@ -18,10 +18,11 @@ from torch.utils.data import IterableDataset
 from workload import last_checkpoint
 
 from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train.compat import federatedscope, lernomatic
 from hezar_train.federated import FedProx
 from hezar_train.multi_model import MultiModelTrainer
 from hezar_train.runtime.sharding import is_sharded
-from hezar_train.trainer.freezing import freeze_first
+from hezar_train.trainer.finetuning import freeze_first
 
 
 def assert_as_alone(work: Any, limit: float = 1e-9) -> Any:
@@ -130,7 +131,7 @@ def test_a_search_for_a_rate_that_fails_inside_the_model_leaves_no_trace(tmp_pat
 
 def test_what_is_frozen_stays_and_what_is_thawed_learns(tmp_path: Path) -> None:
     def work() -> Any:
-        trainer = tower(tmp_path, local_update_steps=1, batch_or_epoch="epoch")
+        trainer: Any = tower(tmp_path, kind=lernomatic.Trainer, local_update_steps=1, batch_or_epoch="epoch")
         seen = []
         for count in (6, 3):  # the first layer and the first block; then half of that block learns
             trainer.unfreeze_to(6)
@@ -145,14 +146,14 @@ def test_what_is_frozen_stays_and_what_is_thawed_learns(tmp_path: Path) -> None:
 
 
 def test_a_block_that_was_frozen_from_the_start_learns_once_it_is_thawed(tmp_path: Path) -> None:
-    class Frozen(Trainer):
+    class Frozen(lernomatic.Trainer):
         def build_optimizer(self) -> Any:
             made = super().build_optimizer()
             freeze_first(self.model, 6)
             return made
 
     def work() -> Any:
-        trainer = tower(tmp_path, kind=Frozen, local_update_steps=1, batch_or_epoch="epoch")
+        trainer: Any = tower(tmp_path, kind=Frozen, local_update_steps=1, batch_or_epoch="epoch")
         trainer.train()
         trainer.unfreeze_to(6)
         trainer.train()
@@ -215,9 +216,13 @@ def test_weights_to_begin_with_come_from_shares_or_from_a_plain_file(readers: in
             assert distance(one, first) == 0.0
 
 
+class OfTwoDoors(federatedscope.Trainer, lernomatic.Trainer):
+    """Has the names of both."""
+
+
 def test_checkpoints_and_rounds_at_a_path_of_ones_own(tmp_path: Path) -> None:
     def work() -> Any:
-        trainer = tower(tmp_path / "run", local_update_steps=1, batch_or_epoch="epoch")
+        trainer: Any = tower(tmp_path / "run", kind=OfTwoDoors, local_update_steps=1, batch_or_epoch="epoch")
         trainer.train()
         before = trainer.get_model_para()
         trainer.save_checkpoint(tmp_path / "mine")

@@ -13,6 +13,7 @@ from cases import Watch, build, distance, steps_saved
 from ranks import on_ranks, outcomes_on
 
 from hezar_train import Hook, Trainer
+from hezar_train.compat import lernomatic
 from hezar_train.types import Mode
 
 
@@ -209,7 +210,7 @@ def train_and_tell(out: Path) -> list[str]:
             opened.append(str(arguments[0]))
 
     sys.addaudithook(audit)
-    trainer = build("plain", out / "run", [LogAndPrint()], trackers=None, log_steps=1)
+    trainer = build("plain", out / "run", [LogAndPrint()], kind=lernomatic.Trainer, trackers=None, log_steps=1)
     trainer.train()
     trainer.save(out / "export")
     trainer.save_history(out / "history.json")

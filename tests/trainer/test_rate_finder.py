@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -17,15 +16,15 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from hezar_train import Hook, Trainer, get_event_storage
-from hezar_train.errors import ConfigError, DataError, NonFiniteError
-from hezar_train.trainer.lr_finder import LogFinder, SweepSettings, find_lr, lr_finder_auto_load
+from hezar_train.errors import ConfigError, NonFiniteError
+from hezar_train.trainer.lr_finder import SweepSettings, find_lr
 
 Toy = Callable[..., Trainer]
 Rows = Callable[..., list[dict[str, Any]]]
 
 
 def sweep(trainer: Trainer, **settings: Any) -> Any:
-    return find_lr(trainer, SweepSettings(**{"num_steps": 12, **settings}))
+    return find_lr(trainer.parts, SweepSettings(**{"num_steps": 12, **settings}))
 
 
 class Recording(torch.optim.SGD):
@@ -391,51 +390,3 @@ class TestAccuracy:
         trainer = toy(task="text_classification", eval_dataset=rows(8), metrics_handler=Handler(["accuracy"]))
         with pytest.raises(ConfigError, match=message):
             sweep(trainer, acc_test=True, acc_metric=metric)
-
-
-class TestLogFinder:
-    @pytest.fixture
-    def finder(self, toy: Toy, rows: Rows) -> LogFinder:
-        trainer = toy(task="text_classification", eval_dataset=rows(20, 2), train_dataset=rows(80))
-        return LogFinder(trainer, lr_min=1e-3, beta=0.9)
-
-    def test_one_epoch_leads_from_the_least_rate_to_the_largest(self, finder: LogFinder) -> None:
-        low, high = finder.find()
-        assert finder.get_lr_range() == (low, high)
-        assert 1e-3 <= low < high <= 1.0
-        assert len(finder.log_lr_history) == len(finder.smooth_loss_history) == len(finder.acc_history) == 20
-        assert finder.get_lr_history() == pytest.approx(list(np.linspace(-3, 0, 20)))
-
-    def test_so_many_batches_are_tried_at_most(self, finder: LogFinder) -> None:
-        finder.max_batches = 5
-        finder.find()
-        assert len(finder.log_lr_history) == 5
-
-    def test_a_file_holds_everything_but_the_trainer(self, finder: LogFinder, tmp_path: Path) -> None:
-        found = finder.find()
-        loaded = lr_finder_auto_load(finder.save(tmp_path / "rates.json"))
-        assert (loaded.get_lr_range(), loaded.result) == (found, finder.result)
-        assert json.loads((tmp_path / "rates.json").read_text())["accuracies"] == finder.acc_history
-        with pytest.raises(DataError, match="this finder has no trainer"):
-            loaded.find()
-
-    @pytest.mark.parametrize("log", [False, True])
-    def test_both_curves_are_drawn_over_the_rate_or_its_exponent(self, finder: LogFinder, log: bool) -> None:
-        axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
-        finder.find()
-        finder.plot_lr_vs_loss(axes, log=log)
-        finder.plot_lr_vs_acc(axes, "mine", log=log)
-        drawn = [list(line.get_xdata()) for line in axes.lines]
-        rates = finder.log_lr_history if log else finder.result.rates  # type: ignore[union-attr]
-        low, high = (math.log10(rate) if log else rate for rate in finder.get_lr_range())
-        assert drawn == [rates, [low] * 2, [high] * 2] * 2
-        assert axes.get_title() == "mine"
-
-    def test_before_a_sweep_there_is_nothing_to_show(self, finder: LogFinder) -> None:
-        assert (finder.get_lr_history(), finder.acc_history, finder.smooth_loss_history) == (None, [], [])
-        with pytest.raises(DataError, match="nothing was found yet"):
-            finder.get_lr_range()
-
-    def test_accuracies_need_evaluation_data(self, toy: Toy) -> None:
-        with pytest.raises(ValueError, match="accuracies are measured on evaluation data"):
-            LogFinder(toy()).find()

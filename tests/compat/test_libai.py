@@ -11,14 +11,23 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train import Hook, TrainerConfig
+from hezar_train.compat.libai import CallbackHook, EventWriter, Trainer, total_loss
 from hezar_train.errors import CheckpointError, DataError, HookError
-from hezar_train.events import EventWriter, Row
-from hezar_train.hooks.periodic import CallbackHook
+from hezar_train.events import Row
 from hezar_train.metrics import MetricsHandler
-from hezar_train.trainer.views.iterations import total_loss
 
 Build = Callable[..., Trainer]
+
+
+@pytest.fixture
+def toy(toy: Build) -> Build:
+    """Build the toy with LiBai's Trainer."""
+
+    def build(cls: type[Trainer] = Trainer, **given: Any) -> Trainer:
+        return toy(cls, **given)
+
+    return build
 
 
 class CrashError(Exception):

@@ -17,13 +17,24 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import IterableDataset
 
-from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train import Hook, TrainerConfig
+from hezar_train.compat.lernomatic import Trainer
 from hezar_train.errors import CheckpointError, ConfigError, DataError, HookError, NonFiniteError
 from hezar_train.types import Mode
 
 Build = Callable[..., Trainer]
 
 UNEQUAL = ("time", "samples_per_second")
+
+
+@pytest.fixture
+def toy(toy: Build) -> Build:
+    """Build the toy with lernomatic's Trainer."""
+
+    def build(cls: type[Trainer] = Trainer, **given: Any) -> Trainer:
+        return toy(cls, **given)
+
+    return build
 
 
 class OwnEpoch(Trainer):
@@ -42,8 +53,8 @@ class OwnEpoch(Trainer):
 KILLED = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from conftest import Classifier, make_rows
-from test_epoch_view import OwnEpoch
+from conftest import toy_run
+from test_lernomatic import OwnEpoch
 from hezar_train import Hook, TrainerConfig
 
 class Kill(Hook):
@@ -53,7 +64,7 @@ class Kill(Hook):
 
 config = TrainerConfig(sys.argv[1] + "/killed", batch_size=4, learning_rate=0.1, criterion="CrossEntropyLoss",
                        num_epochs=2, save_steps=2, log_steps=2, optimizer="adam")
-OwnEpoch(config, Classifier(), make_rows(), hooks=[Kill()]).train()
+OwnEpoch(config, toy_run.Classifier(), toy_run.make_rows(), hooks=[Kill()]).train()
 """
 
 
@@ -310,7 +321,7 @@ class TestBodies:
     ) -> None:
         class Draws(OwnEpoch):
             def val_epoch(self) -> dict[str, float]:
-                for hook in self._hook_objects:
+                for hook in self.parts.checkpointing.hooks:
                     hook.on_fit_start(None)  # type: ignore[attr-defined]
                 return {"loss": float(torch.rand(()))}
 

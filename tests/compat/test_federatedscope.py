@@ -12,13 +12,33 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hezar_train import Hook, Trainer, TrainerConfig
-from hezar_train.errors import DataError
-from hezar_train.loop import Context
-from hezar_train.types import Mode
+from hezar_train import Hook
+from hezar_train.compat.federatedscope import (
+    MODE,
+    Context,
+    DittoTrainer,
+    GeneralMultiModelTrainer,
+    MultiModelTrainer,
+    Trainer,
+    TrainerConfig,
+    get_trainer,
+    wrap_DittoTrainer,
+)
+from hezar_train.errors import ConfigError, DataError
 
 Build = Callable[..., Trainer]
 Rows = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def toy(toy: Build) -> Build:
+    """Build the toy with FederatedScope's Trainer."""
+
+    def build(cls: type[Trainer] = Trainer, **given: Any) -> Trainer:
+        return toy(cls, **given)
+
+    return build
+
 
 DOCUMENTED = [
     *[name.format(split) for split in ("train", "val", "test") for name in ("{}_data", "{}_loader", "num_{}_data")],
@@ -229,9 +249,9 @@ class TestLengths:
         trainer = toy(train_dataset=splits, local_update_steps=2, do_evaluate=False)
         seen: list[str] = []
         for mode, verb in (
-            (Mode.TRAIN, trainer.train),
-            (Mode.FINETUNE, trainer.finetune),
-            (Mode.VAL, trainer.evaluate),
+            (MODE.TRAIN, trainer.train),
+            (MODE.FINETUNE, trainer.finetune),
+            (MODE.VAL, trainer.evaluate),
         ):
             other = trainer.hooks[mode].copy()
             other.register(lambda ctx: seen.append(str(ctx.mode)), "on_fit_end", name="other")
@@ -386,3 +406,50 @@ class TestUseDiff:
         first, second = trainer.train().metrics, trainer.train().metrics
         assert second["val_avg_loss_before"] == first["val_avg_loss_after"]
         assert second["val_avg_loss_after"] != first["val_avg_loss_after"]
+
+
+class TestKinds:
+    """What this door builds has the names of its Trainer."""
+
+    def saves_and_loads(self, trainer: Any, path: Path) -> bool:
+        before = [value.clone() for value in trainer.model.state_dict().values()]
+        trainer.save_model(path, cur_round=2)
+        trainer.train()
+        is_read = trainer.load_model(path) == 2
+        return is_read and all(map(torch.equal, before, trainer.model.state_dict().values()))
+
+    def test_several_models_are_saved_as_one_round(
+        self, classifier: type[nn.Module], splits: dict[str, Any], tmp_path: Path
+    ) -> None:
+        config = TrainerConfig(tmp_path / "run", criterion="CrossEntropyLoss", local_update_steps=2, do_evaluate=False)
+        several = MultiModelTrainer(config, {"one": classifier(), "two": classifier()}, splits)
+        alike = GeneralMultiModelTrainer(2, model=classifier(), data=splits, config=config)
+        for number, trainer in enumerate((several, alike)):
+            trainer.discharge_model()
+            assert self.saves_and_loads(trainer, tmp_path / str(number))
+            trainer.cfg = TrainerConfig.from_dict(config.to_dict() | {"local_update_steps": 3})
+            assert trainer.plan.total_steps == 3
+            assert trainer.print_trainer_meta_info().startswith("model: ")
+
+    @pytest.mark.parametrize("trainer_type", ["general", "ditto"])
+    def test_what_is_built_by_name_has_them(
+        self, classifier: type[nn.Module], splits: dict[str, Any], tmp_path: Path, trainer_type: str
+    ) -> None:
+        config = TrainerConfig(tmp_path / "run", criterion="CrossEntropyLoss", local_update_steps=2, do_evaluate=False)
+        trainer = get_trainer(config, classifier(), splits, trainer_type=trainer_type)
+        assert type(trainer) is {"general": Trainer, "ditto": DittoTrainer}[trainer_type]
+        assert self.saves_and_loads(trainer, tmp_path / "round")
+
+    def test_a_trainer_of_this_door_is_wrapped_and_one_with_methods_of_its_own_is_not(
+        self, toy: Build, splits: dict[str, Any], tmp_path: Path
+    ) -> None:
+        class Own(Trainer):
+            pass
+
+        given = {"train_dataset": splits, "local_update_steps": 2, "do_evaluate": False}
+        trainer = wrap_DittoTrainer(toy(**given), personal_steps=3)
+        assert type(trainer) is DittoTrainer
+        assert self.saves_and_loads(trainer, tmp_path / "round")
+        for refused in (toy(Own, **given), trainer):
+            with pytest.raises(ConfigError, match="whose own methods would be lost"):
+                wrap_DittoTrainer(refused)

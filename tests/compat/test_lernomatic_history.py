@@ -13,20 +13,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from hezar_train import Hook, Trainer, get_event_storage
+from hezar_train import Hook, get_event_storage
+from hezar_train.compat.lernomatic import Trainer
 from hezar_train.events import CommonMetricPrinter, SummaryWriterAdapter
-from hezar_train.trainer.views.history import HistoryView
 
-Build = Callable[..., "WithHistory"]
-
-
-class WithHistory(Trainer, HistoryView):
-    """A trainer that has the view, whether or not every Trainer has it."""
+Build = Callable[..., Trainer]
 
 
 @pytest.fixture
 def build(toy: Callable[..., Trainer], rows: Any) -> Build:
-    def make(cls: type[Trainer] = WithHistory, **given: Any) -> Any:
+    def make(cls: type[Trainer] = Trainer, **given: Any) -> Any:
         return toy(cls, **{"task": "text_classification", "eval_dataset": rows(6)} | given)
 
     return make
