@@ -283,11 +283,10 @@ def problems_of_metric(metric: Any) -> Iterator[str]:
         yield wrong_type("a metric", metric, "a name, a MetricConfig, a function or an object with compute()")
 
 
-# Fields of the run as a whole: where, what for, how long, and from which start.
-
-
 @dataclass
 class RunFields:
+    """The run as a whole: where, what for, how long, and from which start."""
+
     output_dir: str | os.PathLike[str]
     """Folder of the run: config, plan, checkpoints and logs live under it."""
 
@@ -337,11 +336,10 @@ class RunFields:
             yield from path("output_dir", self.output_dir)
 
 
-# Fields of the data: batches, their order, and who fetches them.
-
-
 @dataclass(kw_only=True)
 class DataFields:
+    """The data: batches, their order, and who fetches them."""
+
     batch_size: int = 1
     """Samples in one step, on each process."""
 
@@ -383,14 +381,14 @@ class DataFields:
         yield from whole("num_dataloader_workers", self.num_dataloader_workers, least=0)
 
 
-# Fields of the update: the loss, its weight, the optimizer, clipping.
-
 KNOWN_OPTIMIZERS = tuple(name.lower() for name in OPTIMIZERS)
 FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 
 
 @dataclass(kw_only=True)
 class OptimizerFields:
+    """The update: the loss, its weight, the optimizer, clipping."""
+
     optimizer: str | OptimizerType | None = None
     """A class of torch.optim in any case, or a dotted path. None: adam."""
 
@@ -454,13 +452,13 @@ class OptimizerFields:
                 yield f"optimizer_kwargs[{keyword!r}]={given[keyword]!r}: give it as the field {name} instead"
 
 
-# Fields of the schedules of learning rate and momentum.
-
 SHOWN_SCHEDULERS = f"{choices(SHORT_SCHEDULERS)}, any class of torch.optim.lr_scheduler"
 
 
 @dataclass(kw_only=True)
 class ScheduleFields:
+    """The schedules of learning rate and momentum."""
+
     lr_scheduler: str | LRSchedulerType | None = None
     """Short name, a class of torch.optim.lr_scheduler, LiBai or lernomatic, or a dotted path. None: the rate stays."""
 
@@ -488,11 +486,10 @@ class ScheduleFields:
         yield from keywords("momentum_scheduler_kwargs", self.momentum_scheduler_kwargs)
 
 
-# Fields of what is added to the loss before the backward pass.
-
-
 @dataclass(kw_only=True)
 class RegularizerFields:
+    """What is added to the loss before the backward pass."""
+
     regularizer: str | None = None
     """A registered regulariser or a dotted path: a function of the context; its value is trained on, not logged."""
 
@@ -506,13 +503,13 @@ class RegularizerFields:
         yield from number("regularizer_mu", self.regularizer_mu)
 
 
-# Fields of training in rounds: how much one call of `train()` does, what is shared with others, what stays here.
-
 BATCH_OR_EPOCH = ("batch", "epoch")
 
 
 @dataclass(kw_only=True)
 class RoundFields:
+    """Training in rounds: how much one call of `train()` does, what is shared with others, what stays here."""
+
     local_update_steps: int | None = None
     """Batches or epochs that one call of `train()` does, as often as it is called. None: all that `num_epochs` says."""
 
@@ -553,11 +550,10 @@ def names_problems(field: str, given: object) -> Iterator[str]:
         yield wrong_type(field, given, "a list of parts of parameter names, such as ['bn', 'head.']")
 
 
-# Fields of `finetune()`: its length, its optimizer, what it leaves alone.
-
-
 @dataclass(kw_only=True)
 class FinetuneFields:
+    """`finetune()`: its length, its optimizer, what it leaves alone."""
+
     finetune_before_eval: bool = False
     """Evaluate a finetuned copy of the model; the model itself goes on as it was."""
 
@@ -617,11 +613,10 @@ class FinetuneFields:
             yield "finetune_reinit=True needs finetune_param: name the modules that get new weights"
 
 
-# Fields of evaluation: when, with which metrics, and by which of them a model is the best.
-
-
 @dataclass(kw_only=True)
 class EvaluationFields:
+    """Evaluation: when, with which metrics, and by which of them a model is the best."""
+
     do_evaluate: bool | None = None
     """Evaluate during training. None: if there is data for it; True without data is refused."""
 
@@ -681,8 +676,6 @@ class EvaluationFields:
             )
 
 
-# Fields of stopping early: when a run has reached enough, or no longer gets better.
-
 STOPPING_MODES = ("best", "mean", "window")
 """What an evaluation is compared with: the best so far, the mean of the last ones, or the one so many before."""
 
@@ -713,6 +706,8 @@ class Goal(NamedTuple):
 
 @dataclass(kw_only=True)
 class StoppingFields:
+    """Stopping early: when a run has reached enough, or no longer gets better."""
+
     early_stopping_patience: int | None = None
     """Stop after so many evaluations without improvement. None or 0: never."""
 
@@ -749,11 +744,10 @@ class StoppingFields:
             yield from error.problems
 
 
-# Fields of what is written down while training.
-
-
 @dataclass(kw_only=True)
 class LogFields:
+    """What is written down while training."""
+
     log_steps: int | float | None = None
     """Steps between two log entries; a float below 1 is a share of the run. None or 0: at epoch ends only."""
 
@@ -776,11 +770,10 @@ class LogFields:
             yield from one_of(f"trackers[{number}]", tracker, TRACKERS, optional=False)
 
 
-# Fields of checkpoints: whether, when, where and how many.
-
-
 @dataclass(kw_only=True)
 class CheckpointFields:
+    """Checkpoints: whether, when, where and how many."""
+
     save_enabled: bool = True
     """Save checkpoints: at each epoch end, at the end of the run, and where `save_steps` says. False: never."""
 
@@ -810,13 +803,13 @@ class CheckpointFields:
         yield from path("checkpoints_dir", self.checkpoints_dir)
 
 
-# Fields of the machine: device, processes, precision.
-
 SHARDINGS = ("none", "full")
 
 
 @dataclass(kw_only=True)
 class HardwareFields:
+    """The machine: device, processes, precision."""
+
     device: str | None = None
     """Where to train, such as "cpu" or "cuda:1"; honoured or refused. None: what is found."""
 
@@ -877,8 +870,6 @@ class HardwareFields:
             yield f"device={self.device!r}: expected a number after the colon, such as '{kind}:0'"
 
 
-# Fields of the Hugging Face Hub: whether, where and when the run is pushed. Tokens are never a field.
-
 HUB_STRATEGIES = ("end", "best", "every_save", "all_checkpoints")
 HUB_CARD_KEYS = ("base_model", "datasets", "language", "license", "license_link", "license_name", "tags")
 REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -886,6 +877,8 @@ REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(kw_only=True)
 class HubFields:
+    """The Hugging Face Hub: whether, where and when the run is pushed. Tokens are never a field."""
+
     push_to_hub: bool = False
     """Push the run to the Hub in the background. The token comes from the environment or `hf auth login`."""
 

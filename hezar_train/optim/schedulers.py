@@ -105,7 +105,7 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 # falls to 0 at the end. - cyclic: max_lr = the learning rate, base_lr = a tenth of max_lr, step_size_up = 2000 ticks or
 # half of the run if that is shorter. - sequential: the run's ticks mean, for each part, those between its milestones.
 #
-# The curves (`triangular`, `warmup_cosine`, ...) fill in their own lengths; docs/schedules.md has all of them.
+# The curves (`triangular`, `warmup_cosine`, ...) fill in their own lengths; docs/reference/schedules.md lists all.
 #
 # `lambda` needs lr_lambda, a function (or a dotted path to one) from the tick to a factor. `sequential` needs
 # milestones and schedulers, a list of {"name": ..., "kwargs": {...}}.

@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_config_page_is_what_the_source_makes() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "make_config.py"))["make_page"]()
-    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8") == made, "run make docs"
+    assert (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8") == made, "run make docs"
 
 
 def test_the_exit_codes_of_the_help_are_those_of_the_page() -> None:
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     for line in EXIT_CODES.splitlines()[2:]:
         code, meaning = line.split(maxsplit=1)
         assert f"| {code} | {meaning} |" in page
