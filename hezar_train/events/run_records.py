@@ -15,6 +15,7 @@ from typing import Any
 from hezar_train.config.files import read_json, to_json, write_atomically
 from hezar_train.errors import DataError
 from hezar_train.events.writers import AppendFile
+from hezar_train.run_layout import LEDGER_FILE, STARTS_FILE
 
 __all__ = [
     "FAILED",
@@ -31,8 +32,6 @@ __all__ = [
     "read_starts",
     "starts_in",
 ]
-
-LEDGER_FILE = "ledger.jsonl"
 
 _MAX_LINES_IN_MEMORY = 4096
 
@@ -113,7 +112,6 @@ def _parse(path: str | os.PathLike[str], number: int, line: bytes) -> LedgerLine
 # Owns the file's form and the words for an end. A start that was killed has no end. What cannot be read counts as not
 # there: the record is for looking, a run goes on without it.
 
-STARTS_FILE = "environment.json"
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 
 

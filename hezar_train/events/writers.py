@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from hezar_train.config.files import fsync_folder, is_disk_full
 from hezar_train.errors import DataError
 from hezar_train.events.storage import RESERVED_NAMES, EventStorage, Histogram, Image, Row, get_event_storage
+from hezar_train.run_layout import CSV_FILE, DROPPED_SUFFIX, METRICS_FILE
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -48,8 +49,6 @@ __all__ = [
     "print_csv_format",
     "read_rows",
 ]
-
-DROPPED_SUFFIX = ".dropped"
 
 _CHUNK_BYTES = 1 << 16
 
@@ -223,9 +222,6 @@ def _number(value: Any) -> str:
 # Owns the file formats and how they are read back. Refuses to decide what is logged and when (the loop does). Every
 # file only grows at its end, so a resume can cut it back to the size that the checkpoint recorded (`keep_until`); the
 # CSV is a view of `metrics.json` and is rebuilt from its rows. TensorBoard has a module of its own.
-
-METRICS_FILE = "metrics.json"
-CSV_FILE = "training_logs.csv"
 
 _INTEGER_COLUMNS = ("step", "epoch")
 
