@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
-from hezar_train.config.fields import wrong_type
+from hezar_train.config.checks import wrong_type
 from hezar_train.config.files import parse_yaml
 from hezar_train.errors import ConfigError, choices, suggestion
 
