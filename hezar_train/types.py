@@ -36,7 +36,7 @@ class OptimizerType(StrEnum):
 
 
 class LRSchedulerType(StrEnum):
-    """The short names of learning-rate schedules, from Hezar, lernomatic and LiBai."""
+    """The short names of learning-rate schedules; a config takes the classes of torch as well."""
 
     CONSTANT = "constant"
     LAMBDA = "lambda"
