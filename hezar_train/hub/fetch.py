@@ -23,7 +23,7 @@ from hezar_train.checkpoint.manifest import (
     read_manifest,
     remove_folder,
     rename_durably,
-    settle_folder,
+    sync_and_hash_folder,
 )
 from hezar_train.config.files import read_mapping
 from hezar_train.config.names import is_dotted_path
@@ -318,7 +318,7 @@ def _settle(folder: Path, manifest: Manifest, own_config: Mapping[str, Any] | No
     refuse_paths(state, str(place))
     accepted = named_code(own_config or {})
     refuse_foreign_code(read_mapping(folder / CONFIG_FILE), f"{place}: {CONFIG_FILE}", accepted)
-    settle_folder(folder)
+    sync_and_hash_folder(folder)
 
 
 def _make_way(target: Path) -> None:

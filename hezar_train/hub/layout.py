@@ -27,7 +27,7 @@ from hezar_train.checkpoint import (
 )
 from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import Manifest, is_inside, read_manifest, remove_folder, write_file_durably
-from hezar_train.checkpoint.shards import INDEX_NAME, ShardIndex
+from hezar_train.checkpoint.shard_files import INDEX_NAME, ShardIndex
 from hezar_train.config.files import read_json, read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.events import DROPPED_SUFFIX, LEDGER_FILE

@@ -9,6 +9,7 @@ import pytest
 
 from hezar_train.checkpoint import CheckpointStore
 from hezar_train.checkpoint import manifest as disk
+from hezar_train.config.files import is_disk_full
 
 
 def test_the_record_is_that_of_the_bytes_written(tmp_path: Path) -> None:
@@ -39,10 +40,10 @@ def test_a_file_is_never_written_over(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_is_told_from_other_errors(error: BaseException, answer: bool) -> None:
-    assert disk.is_disk_full(error) is answer
+    assert is_disk_full(error) is answer
     wrapped = RuntimeError("the preprocessor could not be saved")
     wrapped.__cause__ = error
-    assert disk.is_disk_full(wrapped) is answer
+    assert is_disk_full(wrapped) is answer
 
 
 def test_everything_is_on_disk_before_the_name_and_the_name_before_the_return(

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hezar_train.checkpoint import Checkpoint, CheckpointStore, CheckpointWriter, Parts, pack
 from hezar_train.checkpoint.format import read_tensors
+from hezar_train.checkpoint.shard_files import Box, ShardIndex
 from hezar_train.checkpoint.sharded import (
     SavingGroup,
     ShardedParts,
@@ -30,7 +31,6 @@ from hezar_train.checkpoint.sharded import (
     gather_shards,
     load_shards,
 )
-from hezar_train.checkpoint.shards import Box, ShardIndex
 from hezar_train.errors import CheckpointError
 from hezar_train.runtime.sharding import shard_model
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hezar_train.checkpoint import Checkpoint, Parts, read_tensors
-from hezar_train.checkpoint.shards import Box, Place, write_shards
+from hezar_train.checkpoint.shard_files import Box, Place, write_shards
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub import PushNames, PushTarget, push_run
 from hezar_train.hub.layout import RunPaths, SupersededError, remove_leftovers, stage

@@ -1,6 +1,6 @@
-"""Shards: the box of a tensor that one process holds, how it is written, and how any other box is read again.
+"""Shard files: the box of a tensor that each process holds, how it is written, and how any other box is read again.
 
-This module owns the shard files of a checkpoint. Process 2 of 3 writes
+This module owns the files in which processes keep their shards of a checkpoint. Process 2 of 3 writes
 
     model.shard-00002-of-00003.safetensors        its boxes of the model's tensors, by the tensors' names
     optimizer.shard-00002-of-00003.safetensors    the same for the optimizer
