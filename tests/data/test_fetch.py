@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from hezar_train.data import default_collator, preserved_randomness
-from hezar_train.data.fetch import WorkerPool, as_it_is, batch_fetcher, fetched, is_pure
+from hezar_train.data.fetch import WorkerPool, batch_fetcher, fetched, identity, is_pure
 
 SEED, EPOCH = 11, 2
 
@@ -85,7 +85,7 @@ def rows(**columns: list[Any]) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns)
 
 
-def fetcher(dataset: Any, collate: Any = as_it_is, seed: int = SEED) -> Any:
+def fetcher(dataset: Any, collate: Any = identity, seed: int = SEED) -> Any:
     return batch_fetcher(dataset, collate, seed)
 
 

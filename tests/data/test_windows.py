@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Order, Window, batch_length, open_source, preserved_randomness
-from hezar_train.data.fetch import as_it_is
+from hezar_train.data.fetch import identity
 from hezar_train.data.loader import MapSource
 from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.streams import SamplerSource, StreamSource
@@ -81,7 +81,7 @@ class TestMapSource:
     def test_an_epoch_takes_every_sample_once_in_the_order_of_the_sampler(
         self, size: int, batch_size: int, accumulation: int, shuffle: bool, epoch: int
     ) -> None:
-        source = MapSource(range(size), as_it_is, order_of(batch_size, shuffle=shuffle))
+        source = MapSource(range(size), identity, order_of(batch_size, shuffle=shuffle))
         plan = plan_of(size, batch_size, accumulation)
         windows = list(source.windows(plan, epoch, 0, UNLIMITED))
         expected = list(RangedSampler(size, batch_size, shuffle=shuffle, seed=5, epoch=epoch))
@@ -95,7 +95,7 @@ class TestMapSource:
         self, size: int, batch_size: int, accumulation: int
     ) -> None:
         plan = plan_of(size, batch_size, accumulation)
-        windows = list(MapSource(range(size), as_it_is, order_of(batch_size)).windows(plan, 1, 0, UNLIMITED))
+        windows = list(MapSource(range(size), identity, order_of(batch_size)).windows(plan, 1, 0, UNLIMITED))
         assert [window.first for window in windows] == list(range(0, size, batch_size * accumulation))
         assert [window.ends_epoch for window in windows] == [False] * (len(windows) - 1) + [True]
         assert sum(window.count for window in windows) == size
@@ -111,9 +111,9 @@ class TestMapSource:
         self, size: int, batch_size: int, accumulation: int, data: st.DataObject
     ) -> None:
         plan = plan_of(size, batch_size, accumulation)
-        unbroken = list(MapSource(Noisy(size), as_it_is, order_of(batch_size)).windows(plan, 3, 0, UNLIMITED))
+        unbroken = list(MapSource(Noisy(size), identity, order_of(batch_size)).windows(plan, 3, 0, UNLIMITED))
         number = data.draw(st.integers(0, len(unbroken) - 1))
-        resumed = MapSource(Noisy(size), as_it_is, order_of(batch_size))
+        resumed = MapSource(Noisy(size), identity, order_of(batch_size))
         assert seen(resumed.windows(plan, 3, unbroken[number].first, UNLIMITED)) == seen(unbroken[number:])
 
     @settings(deadline=None)
@@ -122,7 +122,7 @@ class TestMapSource:
         self, size: int, batch_size: int, accumulation: int, steps_left: int
     ) -> None:
         plan = plan_of(size, batch_size, accumulation)
-        source = MapSource(range(size), as_it_is, order_of(batch_size))
+        source = MapSource(range(size), identity, order_of(batch_size))
         whole = list(source.windows(plan, 1, 0, UNLIMITED))
         cut = list(source.windows(plan, 1, 0, steps_left))
         num_steps = sum(len(window.batches) for window in cut)
@@ -140,7 +140,7 @@ class TestMapSource:
         position = data.draw(st.sampled_from(range(0, size, plan.window_samples)))
         ranks = [
             list(
-                MapSource(range(size), as_it_is, order_of(batch_size, rank=rank, num_processes=world)).windows(
+                MapSource(range(size), identity, order_of(batch_size, rank=rank, num_processes=world)).windows(
                     plan, 2, position, UNLIMITED
                 )
             )
@@ -160,7 +160,7 @@ class TestMapSource:
         def updates(world: int) -> list[list[int]]:
             plan = plan_of(23, 12 // world, 1, world)
             every = [
-                MapSource(range(23), as_it_is, order_of(12 // world, rank=rank, num_processes=world)).windows(
+                MapSource(range(23), identity, order_of(12 // world, rank=rank, num_processes=world)).windows(
                     plan, 1, 0, UNLIMITED
                 )
                 for rank in range(world)
@@ -172,8 +172,8 @@ class TestMapSource:
     @pytest.mark.parametrize("num_workers", [1, 2])
     def test_workers_give_the_windows_of_the_main_process(self, num_workers: int) -> None:
         plan = plan_of(23, 3, 2)
-        alone = MapSource(Noisy(23), as_it_is, order_of(3))
-        source = MapSource(Noisy(23), as_it_is, order_of(3, num_workers=num_workers))
+        alone = MapSource(Noisy(23), identity, order_of(3))
+        source = MapSource(Noisy(23), identity, order_of(3, num_workers=num_workers))
         for epoch, position, steps_left in [(1, 0, UNLIMITED), (2, 0, UNLIMITED), (2, 12, UNLIMITED), (3, 0, 3)]:
             expected = seen(alone.windows(plan, epoch, position, steps_left))
             assert seen(source.windows(plan, epoch, position, steps_left)) == expected
@@ -181,8 +181,8 @@ class TestMapSource:
 
     def test_workers_after_a_walk_that_ended_early_start_the_next_one_cleanly(self) -> None:
         plan = plan_of(40, 2)
-        source = MapSource(Noisy(40), as_it_is, order_of(2, num_workers=2))
-        alone = MapSource(Noisy(40), as_it_is, order_of(2))
+        source = MapSource(Noisy(40), identity, order_of(2, num_workers=2))
+        alone = MapSource(Noisy(40), identity, order_of(2))
         early = source.windows(plan, 1, 0, UNLIMITED)
         assert seen(islice(early, 3)) == seen(islice(alone.windows(plan, 1, 0, UNLIMITED), 3))
         assert seen(source.windows(plan, 2, 6, UNLIMITED)) == seen(alone.windows(plan, 2, 6, UNLIMITED))
@@ -190,7 +190,7 @@ class TestMapSource:
 
     def test_a_closed_source_can_be_opened_again(self) -> None:
         plan = plan_of(6)
-        source = MapSource(range(6), as_it_is, order_of(num_workers=1))
+        source = MapSource(range(6), identity, order_of(num_workers=1))
         first = samples(source.windows(plan, 1, 0, UNLIMITED))
         source.close()
         source.close()
@@ -198,19 +198,19 @@ class TestMapSource:
         source.close()
 
     def test_epochs_differ_in_order_and_in_what_samples_draw(self) -> None:
-        source, plan = MapSource(Noisy(30), as_it_is, order_of()), plan_of(30)
+        source, plan = MapSource(Noisy(30), identity, order_of()), plan_of(30)
         one, two = (samples(source.windows(plan, epoch, 0, UNLIMITED)) for epoch in (1, 2))
         assert [sample[0] for sample in one] != [sample[0] for sample in two]
         assert not {sample[1] for sample in one} & {sample[1] for sample in two}
 
     def test_without_reshuffling_the_order_stays_but_samples_draw_anew(self) -> None:
-        source, plan = MapSource(Noisy(30), as_it_is, order_of(reshuffle=False)), plan_of(30)
+        source, plan = MapSource(Noisy(30), identity, order_of(reshuffle=False)), plan_of(30)
         one, two = (samples(source.windows(plan, epoch, 0, UNLIMITED)) for epoch in (1, 2))
         assert [sample[0] for sample in one] == [sample[0] for sample in two]
         assert not {sample[1] for sample in one} & {sample[1] for sample in two}
 
     def test_a_short_last_window_is_dropped_if_the_plan_says_so(self) -> None:
-        source = MapSource(range(11), as_it_is, order_of(shuffle=False))
+        source = MapSource(range(11), identity, order_of(shuffle=False))
         windows = source.windows(plan_of(11, 2, 2, drop_last=True), 1, 0, UNLIMITED)
         assert seen(windows) == [(0, 4, False, [[0, 1], [2, 3]]), (4, 4, True, [[4, 5], [6, 7]])]
 
@@ -225,12 +225,12 @@ class TestMapSource:
                 return super().__getitem__(index)
 
         data = Counting()
-        windows = MapSource(data, as_it_is, order_of(4)).windows(plan_of(1000, 4), 1, 900, UNLIMITED)
+        windows = MapSource(data, identity, order_of(4)).windows(plan_of(1000, 4), 1, 900, UNLIMITED)
         assert [sample[0] for sample in samples([next(windows)])] == data.read
         assert len(data.read) == 4
 
     def test_the_position_says_it_all(self) -> None:
-        source = MapSource(range(6), as_it_is, order_of())
+        source = MapSource(range(6), identity, order_of())
         windows = list(source.windows(plan_of(6), 1, 0, UNLIMITED))
         assert [window.cursor for window in windows] == [None, None, None]
         source.restore({"anything": 1})
@@ -325,11 +325,11 @@ class KeepingBatches(Keeping):
 
 def loader_of(sampler: Any, size: int = 17, num_workers: int = 0, **options: Any) -> DataLoader[Any]:
     options = {"batch_size": 2, "sampler": sampler, **options}
-    return DataLoader(Noisy(size), collate_fn=as_it_is, num_workers=num_workers, **options)  # type: ignore[arg-type]
+    return DataLoader(Noisy(size), collate_fn=identity, num_workers=num_workers, **options)  # type: ignore[arg-type]
 
 
 def batch_loader_of(sampler: Any, size: int = 17, num_workers: int = 0) -> DataLoader[Any]:
-    return DataLoader(Noisy(size), collate_fn=as_it_is, num_workers=num_workers, batch_sampler=sampler)  # type: ignore[arg-type]
+    return DataLoader(Noisy(size), collate_fn=identity, num_workers=num_workers, batch_sampler=sampler)  # type: ignore[arg-type]
 
 
 LOADERS = {
@@ -544,14 +544,14 @@ STREAMS = {
     "counter": Counter,
     "counter that starts over": RestartingCounter,
     "datasets": hugging_rows,
-    "loader of a counter": lambda: DataLoader(Counter(), batch_size=2, collate_fn=as_it_is),
+    "loader of a counter": lambda: DataLoader(Counter(), batch_size=2, collate_fn=identity),
     "loader of ready batches": lambda: DataLoader(Counter(), batch_size=None, collate_fn=lambda one: [list(one[:1])]),
     "loader that keeps its place": lambda: KeepingLoader(Noisy(17), batch_size=2, collate_fn=lambda some: [some]),  # type: ignore[arg-type]
 }
 
 
 def stream_source(data: Any, **fields: Any) -> StreamSource:
-    source = open_source(data, None if isinstance(data, DataLoader) else as_it_is, order_of(**fields))
+    source = open_source(data, None if isinstance(data, DataLoader) else identity, order_of(**fields))
     assert type(source) is StreamSource
     return source
 
@@ -600,7 +600,7 @@ class TestStreamSource:
 
     def test_a_loader_hands_the_epoch_on_to_its_dataset_and_its_sampler(self) -> None:
         stream = Counter()
-        list(stream_source(DataLoader(stream, batch_size=2, collate_fn=as_it_is)).windows(plan_of(None), 4, 0, 1))
+        list(stream_source(DataLoader(stream, batch_size=2, collate_fn=identity)).windows(plan_of(None), 4, 0, 1))
         sampler = Keeping(17)
         loader = KeepingLoader(Noisy(17), batch_size=2, sampler=sampler, collate_fn=lambda some: [some])  # type: ignore[arg-type]
         list(stream_source(loader).windows(plan_of(None), 5, 0, 1))
