@@ -1,4 +1,4 @@
-"""What TensorBoard shows: event files of our own, or a `SummaryWriter` that the user made.
+"""TensorBoard: event files of our own, or everything passed on to a `SummaryWriter` that the user made.
 
 Owns the event format: scalars, images as PNG, histograms as counts. Refuses to decide what is logged and when.
 """
@@ -22,7 +22,7 @@ from hezar_train.run_layout import EVENTS_PREFIX
 __all__ = ["SummaryWriterAdapter", "TensorBoardWriter", "TensorboardXWriter"]
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PNG_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
+_PNG_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # by number of channels: grey, RGB, RGB with transparency
 
 
 class TensorBoardWriter(FileWriter):
