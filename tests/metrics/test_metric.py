@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hezar_train.errors import ConfigError
+from hezar_train.metrics import Metric, interval, poisson_weights
 from hezar_train.metrics.classification import F1, Accuracy, share_counts
-from hezar_train.metrics.metric import Metric, interval, poisson_weights
 
 
 @given(st.integers(-5, 2**70), st.lists(st.integers(0, 2**40), min_size=1, max_size=40), st.integers(0, 9), st.data())
