@@ -58,7 +58,7 @@ _MAX_UNWRITTEN_HISTOGRAMS = 1024
 
 T = TypeVar("T")
 
-_current: list[EventStorage] = []  # entered and not left: the last one is the run's that is under way
+_current: list[EventStorage] = []  # entered and not left yet; `get_event_storage` returns the last one
 
 
 @dataclass(frozen=True, slots=True)
