@@ -6,6 +6,7 @@ import importlib
 import re
 from collections import Counter
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ HEADING = re.compile(r"^#{1,6} (.+?) *$", re.MULTILINE)
 PAGE_IN_WORDS = re.compile(r"\bdocs/[\w/.-]+\.(?:md|py|png|yaml|sbatch)\b")
 PATH_IN_QUOTES = re.compile(r"`((?:hezar_train|tests|docs|recipes|benchmarks)/[\w/.-]*)`")
 NAME_IN_QUOTES = re.compile(r"`(hezar_train(?:\.\w+)+)")
+IMPORT = re.compile(r"^from (hezar_train[\w.]*) import ([\w, ]+)", re.MULTILINE)
 
 
 def _name(page: Path) -> str:
@@ -88,6 +90,15 @@ def test_the_paths_and_names_that_a_page_quotes_exist(page: Path) -> None:
         assert (ROOT / path).exists(), f"{_name(page)} names {path}"
     for name in NAME_IN_QUOTES.findall(text):
         assert _is_name(name), f"{_name(page)} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_what_a_page_imports_is_there_also_where_its_code_is_not_run(page: Path) -> None:
+    for module, names in IMPORT.findall(page.read_text(encoding="utf-8")):
+        if module.startswith("hezar_train.compat.") and find_spec("hezar_train.compat") is None:
+            continue
+        for name in names.replace(" ", "").split(","):
+            assert _is_name(f"{module}.{name}"), f"{_name(page)} imports {name} from {module}"
 
 
 def test_the_pages_that_the_source_names_exist() -> None:
