@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from hezar_train.data import default_collator, preserved_randomness
+from hezar_train.data import default_collator
 from hezar_train.data.fetch import WorkerPool, batch_fetcher, fetched, identity, is_pure
 
 SEED, EPOCH = 11, 2
@@ -38,12 +38,6 @@ for _ in range(10):
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 print(num_served, flush=True)
 """
-
-
-@pytest.fixture(autouse=True)
-def _generators_as_before() -> Iterator[None]:
-    with preserved_randomness():
-        yield
 
 
 def draw() -> tuple[float, float, float]:

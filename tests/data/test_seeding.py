@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from hezar_train.data.seeding import (
-    SeedStream,
-    _seed_accelerator,
-    preserved_randomness,
-    sample_seed,
-    seed_device,
-    seed_python_numpy_torch,
-    step_seed,
-)
+from hezar_train.data import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
+from hezar_train.data.seeding import SeedStream, _seed_accelerator
 
 
 def draws() -> tuple[float, float, float]:
@@ -25,12 +18,6 @@ def draws() -> tuple[float, float, float]:
 def draws_of(value: int) -> tuple[float, float, float]:
     seed_python_numpy_torch(value)
     return draws()
-
-
-@pytest.fixture(autouse=True)
-def _generators_as_before() -> object:
-    with preserved_randomness():
-        yield
 
 
 def test_seeds_never_change_between_versions_processes_and_platforms() -> None:

@@ -1,12 +1,16 @@
+"""Any form of data becomes its source of windows; a dataset with a length is met in the order of the sampler."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import datasets
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,17 +26,20 @@ from torch.utils.data import (
 )
 
 from hezar_train.config import TrainerConfig
-from hezar_train.data import Order, Source, collator_for, default_collator, is_stream, open_source, preserved_randomness
+from hezar_train.data import (
+    Source,
+    collator_for,
+    default_collator,
+    is_stream,
+    open_source,
+)
+from hezar_train.data.fetch import identity
 from hezar_train.data.loader import MapSource
+from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.streams import SamplerSource, StreamSource
 from hezar_train.errors import DataError
 from hezar_train.plan import make_plan
-
-
-@pytest.fixture(autouse=True)
-def _generators_as_before() -> Iterator[None]:
-    with preserved_randomness():
-        yield
+from tests.data.planned import UNLIMITED, Noisy, order_of, plan_of, samples, seen
 
 
 class Numbers(Dataset[int]):
@@ -66,12 +73,8 @@ class StatefulLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def order_of(**fields: Any) -> Order:
-    return Order(**{"batch_size": 4, "seed": 5, "shuffle": True, **fields})
-
-
 def opened(data: Any, collate: Any = None, **fields: Any) -> Source:
-    return open_source(data, collate, order_of(**fields))
+    return open_source(data, collate, order_of(4, **fields))
 
 
 def first_epoch(source: Source) -> list[list[int]]:
@@ -236,3 +239,175 @@ class TestCollators:
         assert first_epoch(opened(DataLoader(Numbers(), batch_size=4, sampler=Backwards()))) == [
             [9, 8, 7, 6], [5, 4, 3, 2], [1, 0],
         ]  # fmt: skip
+
+
+sizes = st.integers(1, 60)
+
+
+batch_sizes = st.integers(1, 7)
+
+
+accumulations = st.integers(1, 4)
+
+
+class TestMapSource:
+    @settings(deadline=None)
+    @given(sizes, batch_sizes, accumulations, st.booleans(), st.integers(0, 5))
+    def test_an_epoch_takes_every_sample_once_in_the_order_of_the_sampler(
+        self, size: int, batch_size: int, accumulation: int, shuffle: bool, epoch: int
+    ) -> None:
+        source = MapSource(range(size), identity, order_of(batch_size, shuffle=shuffle))
+        plan = plan_of(size, batch_size, accumulation)
+        windows = list(source.windows(plan, epoch, 0, UNLIMITED))
+        expected = list(RangedSampler(size, batch_size, shuffle=shuffle, seed=5, epoch=epoch))
+        assert samples(windows) == expected
+        assert [int(index) for window in windows for part in window.indices for index in part] == expected
+        assert sorted(expected) == list(range(size))
+
+    @settings(deadline=None)
+    @given(sizes, batch_sizes, accumulations)
+    def test_windows_follow_each_other_and_only_the_last_ends_the_epoch(
+        self, size: int, batch_size: int, accumulation: int
+    ) -> None:
+        plan = plan_of(size, batch_size, accumulation)
+        windows = list(MapSource(range(size), identity, order_of(batch_size)).windows(plan, 1, 0, UNLIMITED))
+        assert [window.first for window in windows] == list(range(0, size, batch_size * accumulation))
+        assert [window.ends_epoch for window in windows] == [False] * (len(windows) - 1) + [True]
+        assert sum(window.count for window in windows) == size
+        for window in windows:
+            lengths = [len(batch) for batch in window.batches]
+            assert sum(lengths) == window.count
+            assert 1 <= min(lengths) <= max(lengths) <= batch_size
+            assert len(lengths) == -(-window.count // batch_size)
+
+    @settings(deadline=None, max_examples=50)
+    @given(sizes, batch_sizes, accumulations, st.data())
+    def test_from_any_window_on_it_is_the_tail_of_the_unbroken_epoch(
+        self, size: int, batch_size: int, accumulation: int, data: st.DataObject
+    ) -> None:
+        plan = plan_of(size, batch_size, accumulation)
+        unbroken = list(MapSource(Noisy(size), identity, order_of(batch_size)).windows(plan, 3, 0, UNLIMITED))
+        number = data.draw(st.integers(0, len(unbroken) - 1))
+        resumed = MapSource(Noisy(size), identity, order_of(batch_size))
+        assert seen(resumed.windows(plan, 3, unbroken[number].first, UNLIMITED)) == seen(unbroken[number:])
+
+    @settings(deadline=None)
+    @given(sizes, batch_sizes, accumulations, st.integers(0, 40))
+    def test_no_more_steps_than_are_left_are_taken_from_the_same_order(
+        self, size: int, batch_size: int, accumulation: int, steps_left: int
+    ) -> None:
+        plan = plan_of(size, batch_size, accumulation)
+        source = MapSource(range(size), identity, order_of(batch_size))
+        whole = list(source.windows(plan, 1, 0, UNLIMITED))
+        cut = list(source.windows(plan, 1, 0, steps_left))
+        num_steps = sum(len(window.batches) for window in cut)
+        assert num_steps == min(steps_left, sum(len(window.batches) for window in whole))
+        assert samples(cut) == samples(whole)[: sum(window.count for window in cut)]
+        assert seen(cut[:-1]) == seen(whole[: len(cut)][:-1])
+        assert any(window.ends_epoch for window in cut) == (len(samples(cut)) == size)
+
+    @settings(deadline=None, max_examples=50)
+    @given(sizes, batch_sizes, accumulations, st.sampled_from([2, 3]), st.data())
+    def test_all_processes_together_take_each_window_exactly(
+        self, size: int, batch_size: int, accumulation: int, world: int, data: st.DataObject
+    ) -> None:
+        plan = plan_of(size, batch_size, accumulation, world)
+        position = data.draw(st.sampled_from(range(0, size, plan.window_samples)))
+        ranks = [
+            list(
+                MapSource(range(size), identity, order_of(batch_size, rank=rank, num_processes=world)).windows(
+                    plan, 2, position, UNLIMITED
+                )
+            )
+            for rank in range(world)
+        ]
+        expected = list(RangedSampler(size, batch_size, position, shuffle=True, seed=5, epoch=2))
+        for windows in zip(*ranks, strict=True):
+            assert (
+                len({(window.first, window.count, window.ends_epoch, len(window.batches)) for window in windows}) == 1
+            )
+            cells = [list(zip(w.batches, w.sizes, strict=True)) for w in windows]
+            taken = [sample for step in zip(*cells, strict=True) for batch, size in step for sample in batch[:size]]
+            start = windows[0].first - position
+            assert taken == expected[start : start + windows[0].count]
+
+    def test_the_number_of_processes_does_not_change_what_an_update_takes(self) -> None:
+        def updates(world: int) -> list[list[int]]:
+            plan = plan_of(23, 12 // world, 1, world)
+            every = [
+                MapSource(range(23), identity, order_of(12 // world, rank=rank, num_processes=world)).windows(
+                    plan, 1, 0, UNLIMITED
+                )
+                for rank in range(world)
+            ]
+            return [sorted(samples(list(windows))) for windows in zip(*every, strict=True)]
+
+        assert updates(1) == updates(2) == updates(3)
+
+    @pytest.mark.parametrize("num_workers", [1, 2])
+    def test_workers_give_the_windows_of_the_main_process(self, num_workers: int) -> None:
+        plan = plan_of(23, 3, 2)
+        alone = MapSource(Noisy(23), identity, order_of(3))
+        source = MapSource(Noisy(23), identity, order_of(3, num_workers=num_workers))
+        for epoch, position, steps_left in [(1, 0, UNLIMITED), (2, 0, UNLIMITED), (2, 12, UNLIMITED), (3, 0, 3)]:
+            expected = seen(alone.windows(plan, epoch, position, steps_left))
+            assert seen(source.windows(plan, epoch, position, steps_left)) == expected
+        source.close()
+
+    def test_workers_after_a_walk_that_ended_early_start_the_next_one_cleanly(self) -> None:
+        plan = plan_of(40, 2)
+        source = MapSource(Noisy(40), identity, order_of(2, num_workers=2))
+        alone = MapSource(Noisy(40), identity, order_of(2))
+        early = source.windows(plan, 1, 0, UNLIMITED)
+        assert seen(islice(early, 3)) == seen(islice(alone.windows(plan, 1, 0, UNLIMITED), 3))
+        assert seen(source.windows(plan, 2, 6, UNLIMITED)) == seen(alone.windows(plan, 2, 6, UNLIMITED))
+        source.close()
+
+    def test_a_closed_source_can_be_opened_again(self) -> None:
+        plan = plan_of(6)
+        source = MapSource(range(6), identity, order_of(num_workers=1))
+        first = samples(source.windows(plan, 1, 0, UNLIMITED))
+        source.close()
+        source.close()
+        assert samples(source.windows(plan, 1, 0, UNLIMITED)) == first
+        source.close()
+
+    def test_epochs_differ_in_order_and_in_what_samples_draw(self) -> None:
+        source, plan = MapSource(Noisy(30), identity, order_of()), plan_of(30)
+        one, two = (samples(source.windows(plan, epoch, 0, UNLIMITED)) for epoch in (1, 2))
+        assert [sample[0] for sample in one] != [sample[0] for sample in two]
+        assert not {sample[1] for sample in one} & {sample[1] for sample in two}
+
+    def test_without_reshuffling_the_order_stays_but_samples_draw_anew(self) -> None:
+        source, plan = MapSource(Noisy(30), identity, order_of(reshuffle=False)), plan_of(30)
+        one, two = (samples(source.windows(plan, epoch, 0, UNLIMITED)) for epoch in (1, 2))
+        assert [sample[0] for sample in one] == [sample[0] for sample in two]
+        assert not {sample[1] for sample in one} & {sample[1] for sample in two}
+
+    def test_a_short_last_window_is_dropped_if_the_plan_says_so(self) -> None:
+        source = MapSource(range(11), identity, order_of(shuffle=False))
+        windows = source.windows(plan_of(11, 2, 2, drop_last=True), 1, 0, UNLIMITED)
+        assert seen(windows) == [(0, 4, False, [[0, 1], [2, 3]]), (4, 4, True, [[4, 5], [6, 7]])]
+
+    def test_seeking_reads_no_sample_that_was_skipped(self) -> None:
+        class Counting(Noisy):
+            def __init__(self) -> None:
+                super().__init__(1000)
+                self.read: list[int] = []
+
+            def __getitem__(self, index: int) -> Any:
+                self.read.append(index)
+                return super().__getitem__(index)
+
+        data = Counting()
+        windows = MapSource(data, identity, order_of(4)).windows(plan_of(1000, 4), 1, 900, UNLIMITED)
+        assert [sample[0] for sample in samples([next(windows)])] == data.read
+        assert len(data.read) == 4
+
+    def test_the_position_says_it_all(self) -> None:
+        source = MapSource(range(6), identity, order_of())
+        windows = list(source.windows(plan_of(6), 1, 0, UNLIMITED))
+        assert [window.cursor for window in windows] == [None, None, None]
+        source.restore({"anything": 1})
+        assert source.resume_problem is None
+        assert (source.num_samples, source.num_batches, source.batch_size) == (6, None, 2)

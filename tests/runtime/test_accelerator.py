@@ -1,18 +1,25 @@
+"""The Accelerator as it was asked for, a batch on its way to the device, and memory that the next step uses again."""
+
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from torch.nn.utils.rnn import pack_sequence
+from transformers import BatchEncoding
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError
-from hezar_train.runtime import build_runtime
+from hezar_train.runtime import build_runtime, to_device
 
 needs_no_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reason="tells what a machine without says")
 
@@ -223,3 +230,87 @@ class TestDeterminism:
         build_runtime(config())
         assert not torch.are_deterministic_algorithms_enabled()
         assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+META = torch.device("meta")
+
+
+class Pair(NamedTuple):
+    inputs: Any
+    labels: Any
+
+
+def rows() -> torch.Tensor:
+    return torch.ones(3)
+
+
+def test_a_tensor_is_moved() -> None:
+    assert to_device(rows(), META).device == META
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, BatchEncoding])
+def test_every_kind_of_mapping_becomes_a_dict_of_moved_tensors(kind: Any) -> None:
+    moved = to_device(kind({"ids": rows(), "names": "abc", "missing": None}), META)
+    assert type(moved) is dict
+    assert moved["ids"].device == META
+    assert (moved["names"], moved["missing"]) == ("abc", None)
+
+
+def test_nested_structures_keep_their_shape() -> None:
+    batch = {"a": [rows(), (rows(), "text", 3)], "b": Pair(rows(), {"c": [rows()]})}
+    moved = to_device(batch, META)
+    assert moved["a"][0].device == META
+    assert type(moved["a"][1]) is tuple
+    assert moved["a"][1][0].device == META
+    assert moved["a"][1][1:] == ("text", 3)
+    assert type(moved["b"]) is Pair
+    assert moved["b"].inputs.device == META
+    assert moved["b"].labels["c"][0].device == META
+
+
+def test_a_packed_sequence_keeps_its_sizes_where_they_must_be() -> None:
+    moved = to_device({"x": pack_sequence([rows(), rows()[:2]])}, META)["x"]
+    assert moved.data.device == META
+    assert moved.batch_sizes.device.type == "cpu"
+
+
+def test_what_holds_no_tensor_is_handed_on_as_it_is() -> None:
+    thing = object()
+    assert to_device(thing, META) is thing
+    assert to_device("abc", META) == "abc"
+
+
+def test_a_tensor_that_is_there_already_is_not_copied() -> None:
+    tensor = rows()
+    assert to_device([tensor], torch.device("cpu"))[0] is tensor
+
+
+SCRIPT = """
+import resource, torch
+from hezar_train.config import TrainerConfig
+from hezar_train.runtime import build_runtime
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        parts = [torch.zeros(2 << 20) for _ in range(3)]
+        del parts
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+build_runtime(TrainerConfig(output_dir="run", use_cpu=True))
+faults()
+print(faults())
+"""
+
+
+def page_faults(**environment: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the setting is glibc's")
+def test_batches_reuse_memory_unless_the_environment_says_otherwise() -> None:
+    assert page_faults() < 2000  # 24 MB are 6,000 pages, twenty times over
+    assert page_faults(MALLOC_TRIM_THRESHOLD_="131072") > 20_000
