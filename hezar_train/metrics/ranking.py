@@ -277,7 +277,7 @@ def _histograms(scores: torch.Tensor, kinds: torch.Tensor, weights: torch.Tensor
     distinct, place = torch.unique(scores[counted], return_inverse=True)
     sums = weights.new_zeros(2 * len(distinct), weights.shape[1])
     sums.index_add_(0, kinds[counted].long() * len(distinct) + place, weights[counted])
-    negative, positive = sums.T.reshape(-1, 2, len(distinct)).unbind(1)
+    negative, positive = sums.T.reshape(weights.shape[1], 2, len(distinct)).unbind(1)
     return negative, positive
 
 

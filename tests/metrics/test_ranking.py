@@ -229,6 +229,7 @@ class TestExact:
         shares = torch.rand(40, 3, generator=generator, dtype=torch.float64)
         targets = (torch.rand(40, 3, generator=generator) < 0.4).long()
         targets[::5, 1] = IGNORED_LABEL
+        shares, targets = torch.cat([shares, shares[:, :1]], 1), torch.cat([targets, torch.full((40, 1), -1)], 1)
         found = counted(partial(make, "probabilities", multilabel=True), shares, targets, 7)
         kept = [(targets[:, one] >= 0, one) for one in range(3)]
         expected = np.mean([theirs(targets[rows, one], shares[rows, one]) for rows, one in kept])
