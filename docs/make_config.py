@@ -1,4 +1,4 @@
-"""Write docs/config.md from the fields of TrainerConfig and the sentences beneath them.
+"""Write docs/reference/config.md from the fields of TrainerConfig and the sentences beneath them.
 
     python docs/make_config.py [--check]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from hezar_train.config import TrainerConfig
 from hezar_train.config.trainer_config import GROUPS
 
-PAGE = Path(__file__).with_name("config.md")
+PAGE = Path(__file__).parent / "reference" / "config.md"
 
 INTRODUCTION = """\
 # The config
@@ -59,12 +59,11 @@ def make_page() -> str:
 
 
 def _section(group: type) -> Iterator[str]:
-    module = inspect.getmodule(group)
-    title, _, rest = (inspect.getdoc(module) or "").partition(":")
-    yield f"## {title.removeprefix('Fields of ').removesuffix('.').capitalize()}"
+    title, _, rest = (inspect.getdoc(group) or "").partition(":")
+    yield f"## {title.removesuffix('.')}"
     yield ""
-    if rest:
-        yield f"{rest.strip().capitalize()}\n"
+    if rest := rest.strip():
+        yield f"{rest[0].upper()}{rest[1:]}\n"
     yield "| field | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
     defaults = {field.name: field.default for field in dataclasses.fields(group)}
@@ -94,7 +93,7 @@ def main() -> None:
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page, encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != page:
-        sys.exit("docs/config.md is not current: run make docs")
+        sys.exit("docs/reference/config.md is not current: run make docs")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,19 @@
-"""A number of batches or of epochs over so many samples, each told as the other: FederatedScope's arithmetic.
+"""The run in numbers: `make_plan` turns a config, the number of samples and the number of processes into a `Plan`.
 
-The trainer's own run is worked out in `making`; this is for who asks by FederatedScope's names.
+A plan knows how an epoch is cut into windows (one update each) and steps, how long the run is, and after which updates
+something is due: log, save, evaluate, a tick of the schedule. Lengths come first (of a window, an epoch, the run), in
+steps and in updates; then every period of the config, which is written in steps, becomes one in updates. Where a config
+and the data do not go together, `make_plan` raises. A plan stays the same from start to end and is kept in a file; it
+never reads a config itself, and needs no torch.
+
+What is asked of configs and plans besides:
+
+- `schedules_over_the_run`: the schedules of which the run's length is a part. The names and their length keywords stand
+  here; `optim` builds the schedules.
+- `exactness_changes`: what keeps a resumed run from going on exactly, in plain words. What to do about a change is for
+  the caller.
+- `calculate_batch_epoch_num`: FederatedScope's arithmetic of batches and epochs, for those who ask by its name. No run
+  is planned by it.
 """
 
 from __future__ import annotations
@@ -37,67 +50,32 @@ __all__ = [
     "steps_of",
 ]
 
-
-class BatchAndEpochNumbers(NamedTuple):
-    """How a number of batches or epochs is walked."""
-
-    batches_per_epoch: int
-    batches_in_last_epoch: int
-    num_epochs: int
-    total_batches: int
-
-
-def calculate_batch_epoch_num(
-    steps: int, batch_or_epoch: str, num_data: int, batch_size: int, drop_last: bool = False
-) -> BatchAndEpochNumbers:
-    """Turn a number of batches or epochs over `num_data` samples into epochs and the batches of each."""
-    per_epoch = num_data // batch_size + (not drop_last and num_data % batch_size > 0)
-    if per_epoch == 0:
-        raise DataError(
-            f"{num_data} samples give no batch of {batch_size} (drop_last={drop_last}): lower batch_size, or set "
-            "drop_last=False"
-        )
-    if batch_or_epoch == "epoch":
-        return BatchAndEpochNumbers(per_epoch, per_epoch, steps, steps * per_epoch)
-    if batch_or_epoch != "batch":
-        raise ConfigError(f"batch_or_epoch={batch_or_epoch!r} is not known. Choose from: batch, epoch.")
-    per_epoch = min(per_epoch, steps)
-    return BatchAndEpochNumbers(per_epoch, steps % per_epoch or per_epoch, -(-steps // per_epoch), steps)
-
-
-# The run in numbers: its windows, its length, and after which updates something is due.
-#
-# Holds what was worked out elsewhere (`making`), walks it, and keeps it in a file. Refuses to read a config.
-
 UNLIMITED = 1 << 62
+"""Steps or samples without a limit."""
 
+_NAMES_BY_LENGTH_KEYWORDS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("total_steps", "steps_per_epoch"): ("one_cycle", "OneCycleLR"),
+    ("total_iters",): ("linear", "LinearLR", "polynomial", "PolynomialLR"),
+    ("T_max",): ("cosine_annealing", "CosineAnnealingLR"),
+    ("step_size_up",): ("cyclic", "CyclicLR"),
+    (): ("sequential", "SequentialLR", "ChainedScheduler"),
+    ("stepsize",): (
+        "triangular", "inv_triangular", "triangular_exp", "triangular2", "triangular2_exp", "triangular_decay_when_acc",
+        "warm_restarts",
+    ),
+    ("num_iters", "num_iter"): ("linear_decay", "log_decay"),
+    ("decay_length",): ("decay_to_epoch",),
+    ("max_iter", "total_steps"): (
+        "warmup_cosine", "warmup_cosine_annealing", "warmup_polynomial", "warmup_linear", "warmup_multi_step",
+    ),
+    ("max_iter", "total_steps", "warmup_iter", "warmup_steps"): ("warmup_step", "warmup_exponential", "warmup_noam"),
+}  # fmt: skip
+"""Schedules that are laid out over the whole run unless one of these keywords gives their length."""
 
-@dataclass(frozen=True)
-class End:
-    """Where learning ends: after a step or a sample, or, with neither, with its epochs."""
+_LENGTH_KEYWORDS = {name: set(keywords) for keywords, names in _NAMES_BY_LENGTH_KEYWORDS.items() for name in names}
 
-    step: int = UNLIMITED
-    samples: int = UNLIMITED
-
-    def is_reached(self, step: int, samples: int) -> bool:
-        """Tell whether a run that has come so far is at its end."""
-        return step >= self.step or samples >= self.samples
-
-
-class WindowSpan(NamedTuple):
-    """One update's share of an epoch's order."""
-
-    first: int
-    """Position of its first sample."""
-
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
-    """Samples in it, over all processes."""
-
-    num_steps: int
-    """Steps it takes."""
-
-    ends_epoch: bool
-    """Whether it is the epoch's last."""
+LAID_OUT_IN_EPOCHS = frozenset({"decay_to_epoch"})
+"""Schedules whose length is counted in epochs."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +132,7 @@ class Plan:
         end = self._end_of_epoch(position)
         while position < end and steps_left > 0 and samples_left > 0:
             count = int(min(self.window_samples, end - position, steps_left * self.step_samples, samples_left))
-            num_steps = -(-count // self.step_samples)
+            num_steps = -(-count // self.step_samples)  # rounded up, as everywhere below
             yield WindowSpan(position, count, num_steps, ends_epoch=position + count == end)
             position += count
             steps_left -= num_steps
@@ -224,6 +202,34 @@ class Plan:
         return self.num_samples - (self.num_samples - position) % self.window_samples
 
 
+class WindowSpan(NamedTuple):
+    """One update's share of an epoch's order."""
+
+    first: int
+    """Position of its first sample."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    """Samples in it, over all processes."""
+
+    num_steps: int
+    """Steps it takes."""
+
+    ends_epoch: bool
+    """Whether it is the epoch's last."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Where learning ends: after a step or a sample, or, with neither, with its epochs."""
+
+    step: int = UNLIMITED
+    samples: int = UNLIMITED
+
+    def is_reached(self, step: int, samples: int) -> bool:
+        """Tell whether a run that has come so far is at its end."""
+        return step >= self.step or samples >= self.samples
+
+
 def one_pass(num_samples: int | None, batch_size: int, num_processes: int = 1) -> Plan:
     """Return the plan of a single look at data: every step is a window."""
     step_samples = batch_size * num_processes
@@ -239,68 +245,6 @@ def one_pass(num_samples: int | None, batch_size: int, num_processes: int = 1) -
 def is_due(period: int | None, update_step: int) -> bool:
     """Say whether something with this period in updates happens after update `update_step`."""
     return period is not None and update_step > 0 and update_step % period == 0
-
-
-# Which schedules are laid out over the whole run, so that its length is a part of what they do.
-#
-# Owns the names and their length keywords alone; `optim` builds the schedules.
-
-_NAMES_BY_LENGTH_KEYWORDS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("total_steps", "steps_per_epoch"): ("one_cycle", "OneCycleLR"),
-    ("total_iters",): ("linear", "LinearLR", "polynomial", "PolynomialLR"),
-    ("T_max",): ("cosine_annealing", "CosineAnnealingLR"),
-    ("step_size_up",): ("cyclic", "CyclicLR"),
-    (): ("sequential", "SequentialLR", "ChainedScheduler"),
-    ("stepsize",): (
-        "triangular", "inv_triangular", "triangular_exp", "triangular2", "triangular2_exp", "triangular_decay_when_acc",
-        "warm_restarts",
-    ),
-    ("num_iters", "num_iter"): ("linear_decay", "log_decay"),
-    ("decay_length",): ("decay_to_epoch",),
-    ("max_iter", "total_steps"): (
-        "warmup_cosine", "warmup_cosine_annealing", "warmup_polynomial", "warmup_linear", "warmup_multi_step",
-    ),
-    ("max_iter", "total_steps", "warmup_iter", "warmup_steps"): ("warmup_step", "warmup_exponential", "warmup_noam"),
-}  # fmt: skip
-"""Schedules that are laid out over the whole run unless one of these keywords gives their length."""
-
-_LENGTH_KEYWORDS = {name: set(keywords) for keywords, names in _NAMES_BY_LENGTH_KEYWORDS.items() for name in names}
-
-LAID_OUT_IN_EPOCHS = frozenset({"decay_to_epoch"})
-"""Schedules whose length is counted in epochs."""
-
-
-def schedules_over_the_run(setting: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
-    """Yield the field and the name of each schedule that is laid out over the whole run; `setting` reads a config."""
-    for field in ("lr_scheduler", "momentum_scheduler"):
-        name = scheduler_name(setting(field))
-        if name is not None and _is_over_the_run(name, setting(f"{field}_kwargs")):
-            yield field, name
-
-
-def refuse_schedule_of_one_call(config: TrainerConfig) -> None:
-    """Raise if a schedule would be over after the first of many calls of train()."""
-    if config.local_update_steps is None or config.fresh_optimizer:
-        return
-    for field, name in schedules_over_the_run(config.get):
-        raise ConfigError(
-            f"{field}={name!r} is laid out over one call of train(), of {config.local_update_steps} "
-            f"{config.batch_or_epoch} steps, and would stay at its end in all later ones. Set fresh_optimizer=True "
-            f"to begin it anew in each call, or give its length in {field}_kwargs."
-        )
-
-
-def _is_over_the_run(name: str, kwargs: Mapping[str, Any] | None) -> bool:
-    if is_dotted_path(name):
-        return True
-    lengths = _LENGTH_KEYWORDS.get(name)
-    return lengths is not None and not lengths & (kwargs or {}).keys()
-
-
-# From a config, the number of samples and the number of processes to a `Plan`.
-#
-# Lengths come first (of a window, an epoch, the run), in steps and in updates; then every period of the config, which
-# is written in steps, becomes one in updates. Raises where a config and the data do not go together.
 
 
 def make_plan(
@@ -450,9 +394,31 @@ def _total_ticks(
     return max(1, total_steps // epoch.num_steps) if epoch else config.num_epochs
 
 
-# What keeps a run from going on exactly, in plain words: changes of the config, of the data, of the run's length.
-#
-# Compares two configs and two plans; what to do about a difference is for who asked.
+def schedules_over_the_run(setting: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
+    """Yield the field and the name of each schedule that is laid out over the whole run; `setting` reads a config."""
+    for field in ("lr_scheduler", "momentum_scheduler"):
+        name = scheduler_name(setting(field))
+        if name is not None and _is_over_the_run(name, setting(f"{field}_kwargs")):
+            yield field, name
+
+
+def _is_over_the_run(name: str, kwargs: Mapping[str, Any] | None) -> bool:
+    if is_dotted_path(name):
+        return True
+    lengths = _LENGTH_KEYWORDS.get(name)
+    return lengths is not None and not lengths & (kwargs or {}).keys()
+
+
+def refuse_schedule_of_one_call(config: TrainerConfig) -> None:
+    """Raise if a schedule would be over after the first of many calls of train()."""
+    if config.local_update_steps is None or config.fresh_optimizer:
+        return
+    for field, name in schedules_over_the_run(config.get):
+        raise ConfigError(
+            f"{field}={name!r} is laid out over one call of train(), of {config.local_update_steps} "
+            f"{config.batch_or_epoch} steps, and would stay at its end in all later ones. Set fresh_optimizer=True "
+            f"to begin it anew in each call, or give its length in {field}_kwargs."
+        )
 
 
 def _keywords(given: Mapping[str, Any] | None) -> Any:
@@ -503,11 +469,6 @@ def schedule_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: P
     return [*_pace_changes(old, new, old_plan, new_plan), *_length_changes(new, old_plan, new_plan)]
 
 
-def _change(name: str, before: Any, now: Any) -> Iterator[str]:
-    if before != now:
-        yield f"{name}: {before!r} in the checkpoint, {now!r} now"
-
-
 def _plan_changes(old: Plan, new: Plan) -> Iterator[str]:
     yield from _change("num_samples", old.num_samples, new.num_samples)
     if old.window_samples == new.window_samples and old.num_processes != new.num_processes:
@@ -545,3 +506,35 @@ def _length_changes(config: Mapping[str, Any], old: Plan, new: Plan) -> Iterator
                 f"total steps: {old.total_steps} in the checkpoint, {new.total_steps} now (from num_epochs, max_steps "
                 f"and the data; {field}={name!r} is laid out over the whole run)"
             )
+
+
+def _change(name: str, before: Any, now: Any) -> Iterator[str]:
+    if before != now:
+        yield f"{name}: {before!r} in the checkpoint, {now!r} now"
+
+
+class BatchAndEpochNumbers(NamedTuple):
+    """How a number of batches or epochs is walked."""
+
+    batches_per_epoch: int
+    batches_in_last_epoch: int
+    num_epochs: int
+    total_batches: int
+
+
+def calculate_batch_epoch_num(
+    steps: int, batch_or_epoch: str, num_data: int, batch_size: int, drop_last: bool = False
+) -> BatchAndEpochNumbers:
+    """Turn a number of batches or epochs over `num_data` samples into epochs and the batches of each."""
+    per_epoch = num_data // batch_size + (not drop_last and num_data % batch_size > 0)
+    if per_epoch == 0:
+        raise DataError(
+            f"{num_data} samples give no batch of {batch_size} (drop_last={drop_last}): lower batch_size, or set "
+            "drop_last=False"
+        )
+    if batch_or_epoch == "epoch":
+        return BatchAndEpochNumbers(per_epoch, per_epoch, steps, steps * per_epoch)
+    if batch_or_epoch != "batch":
+        raise ConfigError(f"batch_or_epoch={batch_or_epoch!r} is not known. Choose from: batch, epoch.")
+    per_epoch = min(per_epoch, steps)
+    return BatchAndEpochNumbers(per_epoch, steps % per_epoch or per_epoch, -(-steps // per_epoch), steps)

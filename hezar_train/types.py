@@ -1,4 +1,4 @@
-"""Words that a config may use, as string enums: tasks, optimizers, schedulers, precisions, modes.
+"""Words that a config may use, as string enums: tasks, optimizers, schedules, precisions, metrics, modes.
 
 Every member equals its plain string, so users may write either.
 """
@@ -11,6 +11,8 @@ __all__ = ["LRSchedulerType", "MetricType", "Mode", "OptimizerType", "PrecisionT
 
 
 class TaskType(StrEnum):
+    """What a model is trained for; it chooses the metrics and what a loss is the mean of."""
+
     AUDIO_CLASSIFICATION = "audio_classification"
     BACKBONE = "backbone"
     IMAGE2TEXT = "image2text"
@@ -26,12 +28,16 @@ class TaskType(StrEnum):
 
 
 class OptimizerType(StrEnum):
+    """The optimizers that Hezar names; a config takes every class of torch.optim."""
+
     ADAM = "adam"
     ADAMW = "adamw"
     SGD = "sgd"
 
 
 class LRSchedulerType(StrEnum):
+    """The short names of learning-rate schedules; a config takes the classes of torch as well."""
+
     CONSTANT = "constant"
     LAMBDA = "lambda"
     STEP = "step"
@@ -70,6 +76,8 @@ class LRSchedulerType(StrEnum):
 
 
 class PrecisionType(StrEnum):
+    """What to compute in; `no` and `full` both mean float32."""
+
     NO = "no"
     FULL = "full"
     FP16 = "fp16"
@@ -78,6 +86,8 @@ class PrecisionType(StrEnum):
 
 
 class MetricType(StrEnum):
+    """The metrics that can be asked for by name."""
+
     ACCURACY = "accuracy"
     AUROC = "auroc"
     BLEU = "bleu"

@@ -13,12 +13,12 @@ A run keeps its checkpoints in one folder, each in a folder named after its step
         preprocessor/ ...        whatever the caller's folder writers wrote
         manifest.json            {"format": 1, "step": 120, "files": {path: {"size", "sha256"}}, "sha256": of all this}
 
-Where processes have a share of the model each, theirs lie beside them (`shards.py`), under the same manifest.
+Where processes have a share of the model each, theirs lie beside them (`shard_files.py`), under the same manifest.
 
 In `trainer_state.json`, "state" is the trainer's state; "model" says which names are tied (`aliases`), which modules
 have a state of a later form (`versions`), and what modules keep besides tensors (`extra`); "optimizer" and "extra" are
 the trees of state dicts with each tensor replaced by its name. Plain JSON stands for itself and every other type has a
-tag (`trees.py` lists them), so a tuple comes back as a tuple, the key 0 as an int, NaN as NaN. Tensors are safetensors
+tag (`format.py` lists them), so a tuple comes back as a tuple, the key 0 as an int, NaN as NaN. Tensors are safetensors
 (complex128, which that format lacks, as pairs of float64 that the header lists). Nothing in a checkpoint is code, names
 code, or is a pickle.
 
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         verify,
     )
     from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
+    from hezar_train.checkpoint.shard_files import local_part, whole
     from hezar_train.checkpoint.sharded import (
         SavingGroup,
         SharedStore,
@@ -85,7 +86,6 @@ if TYPE_CHECKING:
         load_shards,
         share_of,
     )
-    from hezar_train.checkpoint.shards import local_part, whole
     from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Parts, Rejected, SnapshotBuffers, to_delete
     from hezar_train.checkpoint.weights import (
         WeightReport,
@@ -152,7 +152,7 @@ _NAMES_OF_MODULE = {
         "load_shards",
         "share_of",
     ),
-    "shards": ("local_part", "whole"),
+    "shard_files": ("local_part", "whole"),
     "store": ("Checkpoint", "CheckpointStore", "Parts", "Rejected", "SnapshotBuffers", "to_delete"),
     "weights": ("WeightReport", "initial_weights", "load_round", "round_tensors", "save_round", "write_round"),
     "writer": ("CheckpointWriter",),

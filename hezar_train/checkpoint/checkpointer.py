@@ -1,4 +1,4 @@
-"""Checkpoints under names, for loops of one's own: a model and any objects with a state, without a Trainer.
+"""`Checkpointer`: checkpoints under names of one's own, of a model and any objects with a state, without a Trainer.
 
 Owns the names in a folder and the tag file that says which was saved last. A checkpoint here has the layout of a
 Trainer's (the package's docstring) and is written as carefully: whole or not at all, and the tag moves only once it is
@@ -25,7 +25,7 @@ from hezar_train.errors import CheckpointError, choices
 __all__ = ["Checkpointer"]
 
 TAG_FILE = "last_checkpoint"
-UNTAGGED_NAME = "model_best"
+UNTAGGED_NAME = "model_best"  # a resume goes on from the last one, not from the best
 OPTIMIZER = "optimizer"
 
 logger = logging.getLogger(__name__)

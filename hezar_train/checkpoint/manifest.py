@@ -1,7 +1,13 @@
-"""Every byte that must outlive a crash goes through here: durable files, durable folders, atomic renames.
+"""What makes a folder a checkpoint: files that were written durably, and the manifest that lists and proves them.
 
-This module owns `fsync` and knows nothing of checkpoints. It refuses to write over a file: what is written here is
-written once, under a name nobody else uses.
+This module owns the names of a checkpoint's files, `manifest.json` and its verification, the folder while it is being
+filled (`Draft`: contents first, the manifest last), and `fsync`: every byte of a checkpoint that must outlive a crash
+goes through the functions at its end. It does not know where a checkpoint lies or what its tensors mean, and needs no
+torch.
+
+It refuses to guess: a listed file that is missing, shorter or different by a bit is damage, and so is a manifest that
+does not match its own hash. A file that the manifest does not list is ignored. And it refuses to write over a file:
+what is written here is written once, under a name nobody else uses.
 """
 
 from __future__ import annotations
@@ -16,8 +22,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hezar_train.config import read_mapping
-from hezar_train.config.files import fsync_folder, is_disk_full
+from hezar_train.config.files import fsync_folder
 from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.run_layout import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
 
 __all__ = [
     "CONFIG_FILE",
@@ -30,9 +37,7 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "free_bytes",
-    "fsync_folder",
     "hash_file",
-    "is_disk_full",
     "is_inside",
     "make_folder_durably",
     "read_best_step",
@@ -40,11 +45,14 @@ __all__ = [
     "remove_folder",
     "rename_durably",
     "replace_file",
-    "settle_folder",
+    "sync_and_hash_folder",
     "verify",
     "write_file_durably",
 ]
 
+REQUIRED_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE)
+
+FORMAT = 1  # of the manifest; a folder of another one is refused
 CHUNK_BYTES = 4 << 20  # a chunk that was just written is hashed while it is still in the processor's cache
 
 
@@ -54,110 +62,6 @@ class FileRecord:
 
     size: int
     sha256: str
-
-
-def write_file_durably(path: Path, parts: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file, fsync it, and return the record of the bytes that were meant (not of what the disk holds)."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("xb", buffering=0) as file:
-        for chunk in _chunks(parts):
-            _write_all(file.fileno(), chunk)
-            digest.update(chunk)
-            size += len(chunk)
-        os.fsync(file.fileno())
-    return FileRecord(size, digest.hexdigest())
-
-
-def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file whole or not at all, in place of one that may be there."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)  # of a killed process
-    write_file_durably(temporary, parts)
-    rename_durably(temporary, path)
-
-
-def hash_file(path: Path) -> FileRecord:
-    """Read a file to its end and return its record."""
-    digest, size = hashlib.sha256(), 0
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            size += count
-    return FileRecord(size, digest.hexdigest())
-
-
-def make_folder_durably(folder: Path) -> None:
-    """Create a folder with its parents, so that the whole path survives a power cut."""
-    if folder.is_dir():
-        return
-    make_folder_durably(folder.parent)
-    folder.mkdir(exist_ok=True)
-    fsync_folder(folder.parent)
-
-
-def settle_folder(folder: Path) -> dict[str, FileRecord]:
-    """Make durable what somebody else wrote into a folder; return the record of every file by its relative path."""
-    records = {}
-    for parent, _, names in os.walk(folder):
-        for name in sorted(names):
-            path = Path(parent, name)
-            _fsync_file(path)
-            records[path.relative_to(folder).as_posix()] = hash_file(path)
-        fsync_folder(Path(parent))
-    return records
-
-
-def rename_durably(source: Path, target: Path) -> None:
-    """Rename within one folder and make the new name durable."""
-    os.rename(source, target)
-    fsync_folder(target.parent)
-
-
-def remove_folder(folder: Path) -> bool:
-    """Delete a folder as far as possible; return whether it is gone."""
-    shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the bytes that an ordinary user may still write there."""
-    return shutil.disk_usage(folder).free
-
-
-def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    for part in parts:
-        view = memoryview(part)
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield view[start : start + CHUNK_BYTES]
-
-
-def _write_all(descriptor: int, chunk: memoryview) -> None:
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]
-
-
-def _fsync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-# The manifest: which files make a checkpoint, and the proof that they are those that were written.
-#
-# This module owns the names of the parts, `manifest.json` and its verification. It refuses to guess: a listed file that
-# is missing, shorter or different by a bit is damage, and so is a manifest that does not match its own hash. A file
-# that the manifest does not list is nobody's business.
-
-FORMAT = 1
-MANIFEST_FILE = "manifest.json"
-MODEL_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-STATE_FILE = "trainer_state.json"
-CONFIG_FILE = "train_config.yaml"
-REQUIRED_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE)
 
 
 @dataclass(frozen=True)
@@ -240,13 +144,12 @@ def _hash(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
 
 
-# A checkpoint while it is being written: durable files in a hidden folder, the manifest last.
-#
-# This module owns the order "content, manifest, folder"; it does not know the checkpoint's final name.
-
-
 class Draft:
-    """Collect files in a folder of its own, then seal it with a manifest of all of them."""
+    """Collect the files of a checkpoint in a hidden folder, then seal it with a manifest of all of them.
+
+    The order is contents, manifest, folder: whatever the manifest lists is on disk before the manifest is. The final
+    name is not known here; whoever renames the folder gives it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -257,18 +160,18 @@ class Draft:
         self._records[name] = write_file_durably(self._new_path(name), parts)
 
     def write_folder(self, name: str, fill: Callable[[Path], None]) -> None:
-        """Let `fill` write files into a subfolder, then make them durable and take them in."""
+        """Let `fill` write files into a subfolder, then make them durable and list them."""
         folder = self._new_path(name)
         folder.mkdir()
         fill(folder)
-        self._records |= {f"{name}/{path}": record for path, record in settle_folder(folder).items()}
+        self._records |= {f"{name}/{path}": record for path, record in sync_and_hash_folder(folder).items()}
 
     @property
     def records(self) -> dict[str, FileRecord]:
         """What is known of the files so far, by name."""
         return dict(self._records)
 
-    def take_in(self, records: Mapping[str, FileRecord]) -> None:
+    def add_records(self, records: Mapping[str, FileRecord]) -> None:
         """Count files that other processes have written into the folder, durably."""
         self._records |= records
 
@@ -284,11 +187,11 @@ class Draft:
         return path
 
 
-# The file that names the best checkpoint of a run, read with care: a person may have written it.
-
-
 def read_best_step(file: Path) -> int | None:
-    """Return the step of the best checkpoint; None if there is no best result."""
+    """Return the step of the best checkpoint of a run; None if there is no best result.
+
+    The file is read with care: a person may have written it.
+    """
     if not file.is_file():
         return None
     try:
@@ -298,3 +201,93 @@ def read_best_step(file: Path) -> int | None:
     if not isinstance(step, int) or isinstance(step, bool):
         raise CheckpointError(f"{file}: expected the step of the best checkpoint, got step={step!r}")
     return step
+
+
+def write_file_durably(path: Path, parts: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file, fsync it, and return the record of the bytes that were meant (not of what the disk holds)."""
+    digest, size = hashlib.sha256(), 0
+    # Unbuffered: a chunk goes to the system while it is in the cache for its hash, and no error waits until the close.
+    with path.open("xb", buffering=0) as file:
+        for chunk in _chunks(parts):
+            _write_all(file.fileno(), chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        os.fsync(file.fileno())
+    return FileRecord(size, digest.hexdigest())
+
+
+def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file whole or not at all, in place of one that may be there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)  # of a killed process
+    write_file_durably(temporary, parts)
+    rename_durably(temporary, path)
+
+
+def sync_and_hash_folder(folder: Path) -> dict[str, FileRecord]:
+    """Make durable what somebody else wrote into a folder; return the record of every file by its relative path."""
+    records = {}
+    for parent, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(parent, name)
+            _fsync_file(path)
+            records[path.relative_to(folder).as_posix()] = hash_file(path)
+        fsync_folder(Path(parent))  # the names of the files are the folder's content
+    return records
+
+
+def make_folder_durably(folder: Path) -> None:
+    """Create a folder with its parents, so that the whole path survives a power cut."""
+    if folder.is_dir():
+        return
+    make_folder_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
+
+
+def rename_durably(source: Path, target: Path) -> None:
+    """Rename within one folder and make the new name durable."""
+    os.rename(source, target)
+    fsync_folder(target.parent)
+
+
+def hash_file(path: Path) -> FileRecord:
+    """Read a file to its end and return its record."""
+    digest, size = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            size += count
+    return FileRecord(size, digest.hexdigest())
+
+
+def remove_folder(folder: Path) -> bool:
+    """Delete a folder as far as possible; return whether it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that an ordinary user may still write there."""
+    return shutil.disk_usage(folder).free
+
+
+def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
+
+
+def _write_all(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
+
+
+def _fsync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A module's state as named tensors.
+"""A module's state as named tensors, and how it is loaded again.
 
 This module owns the names (those of the bare module, whatever wraps it), tied tensors and strict loading. It refuses to
 match by position, to load a part, and to cast.
@@ -40,6 +40,7 @@ def module_state(module: nn.Module) -> tuple[dict[str, Tensor], JSON]:
     The tensors are the live ones, not copies. The JSON holds `aliases` (tied names and the name they are stored under),
     `versions` (of modules whose state has changed its form over time) and `extra` (what `get_extra_state` returned).
     """
+    # Called on the class, here and below: a model's own `state_dict` may rename its parts or leave some out.
     raw = nn.Module.state_dict(unwrap(module))
     state = _by_clean_name(raw)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}

@@ -1,7 +1,14 @@
-"""Host memory for a copy of the run's tensors, made once and used at every save.
+"""What a checkpoint holds, and the folder in which a run keeps its checkpoints.
 
-This module owns the stall of a background save: one copy into memory that is already there. A page that is touched for
-the first time costs several times its copy, so the buffers are touched when they are reserved.
+From top to bottom: `Parts` is everything one checkpoint will hold, gathered from a live model and optimizer;
+`SnapshotBuffers` is the host memory that a background save copies it into; `Checkpoint` is one that was opened and
+verified; `CheckpointStore` is the run's folder of them: names, publication, the newest that verifies, retention;
+`write_checkpoint` and `open_checkpoint` write and open a single one at a path of the caller's choice.
+
+This module owns which value lives in which file (the table is in the package's docstring) and the names in the folder:
+`00000120` is the checkpoint of step 120 (any zero padding is read), names that start with a dot are not checkpoints. It
+refuses to hand out anything that has not been verified, to rewrite a checkpoint that verifies, to delete the newest,
+and to answer "there is none" where there were some.
 """
 
 from __future__ import annotations
@@ -34,8 +41,16 @@ from hezar_train.checkpoint.manifest import (
     verify,
 )
 from hezar_train.checkpoint.modules import module_state
-from hezar_train.checkpoint.shards import ShardIndex
+from hezar_train.checkpoint.shard_files import ShardIndex
 from hezar_train.errors import CheckpointError
+from hezar_train.run_layout import (
+    DAMAGED_PREFIX,
+    DROPPED_PREFIX,
+    REPLACED_PREFIX,
+    TEMPORARY_PREFIX,
+    TRASH_PREFIX,
+    step_name,
+)
 
 __all__ = [
     "Checkpoint",
@@ -49,55 +64,10 @@ __all__ = [
     "write_checkpoint",
 ]
 
+SECTIONS = ("state", "model", "optimizer", "extra")  # of trainer_state.json
+EXTRA_PREFIX = "extra"  # of the names of its tensors
 
-class SnapshotBuffers:
-    """Hold one host buffer per tensor name; what `copy` returned is valid until the next `copy`."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Return the host memory held."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
-
-    def reserve(self, named: dict[str, Tensor]) -> None:
-        """Make and touch the buffers that these tensors will need; only shape, dtype and device are looked at."""
-        for name, tensor in named.items():
-            if not _fits(self._buffers.get(name), tensor):
-                self._buffers[name] = _touched_buffer(tensor)
-
-    def copy(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy all tensors to the host, done when this returns; buffers of names that are gone are freed."""
-        self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in named}
-        self.reserve(named)
-        sources = [tensor.detach() for tensor in named.values()]
-        targets = [self._buffers[name] for name in named]
-        if targets:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, sources, non_blocking=True)
-        for device in {source.device for source in sources if source.device.type != "cpu"}:
-            torch.accelerator.synchronize(device)
-        return dict(zip(named, targets, strict=True))
-
-
-def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
-    return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
-
-
-def _touched_buffer(tensor: Tensor) -> Tensor:
-    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-    buffer.reshape(-1).view(torch.uint8).zero_()
-    return buffer
-
-
-# What a checkpoint holds: the parts on their way in, the opened checkpoint on its way out.
-#
-# This module owns which value lives in which file (the table is in the package's docstring). It refuses to hand out
-# anything that has not been verified.
-
-EXTRA_PREFIX = "extra"
-SECTIONS = ("state", "model", "optimizer", "extra")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -170,6 +140,59 @@ class Parts:
         return model | {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
 
 
+def _plain(state: dict[str, Any]) -> Any:
+    packed, tensors = pack(state, prefix="state")
+    if tensors:
+        raise CheckpointError(f"the trainer's state holds tensors ({', '.join(tensors)}): put them into `extra`")
+    return packed
+
+
+class SnapshotBuffers:
+    """Hold one host buffer per tensor name; what `copy` returned is valid until the next `copy`.
+
+    A background save stalls training for this copy alone. The buffers are made once and used at every save, and touched
+    when they are reserved: a page that is touched for the first time costs several times its copy.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the host memory held."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def reserve(self, named: dict[str, Tensor]) -> None:
+        """Make and touch the buffers that these tensors will need; only shape, dtype and device are looked at."""
+        for name, tensor in named.items():
+            if not _fits(self._buffers.get(name), tensor):
+                self._buffers[name] = _touched_buffer(tensor)
+
+    def copy(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy all tensors to the host, done when this returns; buffers of names that are gone are freed."""
+        self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in named}
+        self.reserve(named)
+        sources = [tensor.detach() for tensor in named.values()]
+        targets = [self._buffers[name] for name in named]
+        if targets:
+            with torch.no_grad():
+                # One call for all, not a kernel and a wait for each; pinned targets let copies from a GPU overlap.
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+        for device in {source.device for source in sources if source.device.type != "cpu"}:
+            torch.accelerator.synchronize(device)
+        return dict(zip(named, targets, strict=True))
+
+
+def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
+    return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
+
+
+def _touched_buffer(tensor: Tensor) -> Tensor:
+    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    buffer.reshape(-1).view(torch.uint8).zero_()  # as bytes, whatever the dtype
+    return buffer
+
+
 class Checkpoint:
     """One verified checkpoint; tensors are read when asked for."""
 
@@ -211,13 +234,6 @@ class Checkpoint:
         return unpack(packed, ShardIndex(self.path).read_whole("optimizer", tensor_names(packed)))
 
 
-def _plain(state: dict[str, Any]) -> Any:
-    packed, tensors = pack(state, prefix="state")
-    if tensors:
-        raise CheckpointError(f"the trainer's state holds tensors ({', '.join(tensors)}): put them into `extra`")
-    return packed
-
-
 def _read_sections(path: Path) -> dict[str, Any]:
     try:
         sections = json.loads((path / STATE_FILE).read_bytes())
@@ -228,35 +244,12 @@ def _read_sections(path: Path) -> dict[str, Any]:
     return sections
 
 
-# The folder of checkpoints: names, publication, choice of the newest that verifies, retention.
-#
-# This module owns the names in that folder: `00000120` is the checkpoint of step 120 (any zero padding is read), names
-# that start with a dot are not checkpoints. It refuses to rewrite a checkpoint that verifies, to delete the newest, and
-# to answer "there is none" where there were some.
-
-TEMPORARY_PREFIX = ".tmp-"
-TRASH_PREFIX = ".trash-"
-DAMAGED_PREFIX = ".damaged-"
-DROPPED_PREFIX = ".dropped-"
-
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class Rejected:
     """A checkpoint that was passed over, and why."""
 
     path: Path
     reason: str
-
-
-def to_delete(steps: Iterable[int], keep: int | None, protect: Collection[int] = ()) -> list[int]:
-    """Return the steps that retention lets go: all but the newest `keep` and the protected; the newest never goes."""
-    if keep is None:
-        return []
-    oldest_first = sorted(set(steps))
-    surplus = oldest_first[: max(len(oldest_first) - max(keep, 1), 0)]
-    return [step for step in surplus if step not in protect]
 
 
 class CheckpointStore:
@@ -271,7 +264,7 @@ class CheckpointStore:
 
     def path(self, step: int) -> Path:
         """Return the folder of a step, existing under any zero padding or yet to be written."""
-        usual = self.root / f"{step:08d}"
+        usual = self.root / step_name(step)
         others = [folder for found, folder in self._folders() if found == step]
         return usual if usual in others or not others else others[0]
 
@@ -312,7 +305,7 @@ class CheckpointStore:
             return self.path(step)
         make_folder_durably(self.root)
         # The process id and a clock that never goes back: no two drafts share a name.
-        draft = Draft(self.root / f"{TEMPORARY_PREFIX}{step:08d}-{os.getpid()}-{time.monotonic_ns()}")
+        draft = Draft(self.root / f"{TEMPORARY_PREFIX}{step_name(step)}-{os.getpid()}-{time.monotonic_ns()}")
         draft.folder.mkdir()
         try:
             fill(draft)
@@ -330,12 +323,12 @@ class CheckpointStore:
 
     def prune(self, keep: int | None, protect: Collection[int] = ()) -> list[int]:
         """Delete all but the newest `keep` and the protected checkpoints; return the steps deleted."""
-        doomed = to_delete(self.steps(), keep, protect)
+        surplus = to_delete(self.steps(), keep, protect)
         for step, folder in self._folders():
-            if step in doomed:
+            if step in surplus:
                 # Renamed first: a half deleted folder must not look like a damaged checkpoint.
                 self._remove(self._set_aside(folder, TRASH_PREFIX))
-        return doomed
+        return surplus
 
     def clean(self) -> list[str]:
         """Remove what killed writers left behind; return the names."""
@@ -355,7 +348,7 @@ class CheckpointStore:
     def _commit(self, step: int, draft: Path) -> Path:
         if any(found == step for found, _ in self._folders()):
             self._set_aside(self.path(step), DAMAGED_PREFIX)
-        final = self.root / f"{step:08d}"
+        final = self.root / step_name(step)
         rename_durably(draft, final)
         return final
 
@@ -401,20 +394,25 @@ class CheckpointStore:
         return f"{self.root} has the steps {', '.join(map(str, steps))}; resume_from_checkpoint=True takes the newest."
 
 
+def to_delete(steps: Iterable[int], keep: int | None, protect: Collection[int] = ()) -> list[int]:
+    """Return the steps that retention lets go: all but the newest `keep` and the protected; the newest never goes."""
+    if keep is None:
+        return []
+    oldest_first = sorted(set(steps))
+    surplus = oldest_first[: max(len(oldest_first) - max(keep, 1), 0)]
+    return [step for step in surplus if step not in protect]
+
+
 def _is_numeric(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
-# One checkpoint at a path of the caller's choice, outside a run's folder of checkpoints.
-#
-# Written as carefully as any other: whole or not at all. A checkpoint that is there already keeps its place until the
-# new one is verified; anything else that is there is refused, never replaced.
-
-REPLACED_PREFIX = ".replaced-"
-
-
 def write_checkpoint(path: Path, parts: Parts, step: int) -> Path:
-    """Write a checkpoint to the folder `path`, in place of one that may be there; return the path."""
+    """Write a checkpoint to the folder `path`, in place of one that may be there; return the path.
+
+    It appears whole or not at all. A checkpoint that is there keeps its place until the new one is verified; anything
+    else that is there is refused, never replaced.
+    """
     if path.exists() and not (path / MANIFEST_FILE).exists():
         raise CheckpointError(f"{path} is there and is not a checkpoint: give a path that does not exist yet")
     make_folder_durably(path.parent)
@@ -446,6 +444,7 @@ def put_back(path: Path) -> None:
 
 
 def _put_in_place(draft: Path, final: Path) -> None:
+    # A folder cannot be renamed onto one with files in it: the old one goes aside first, where `put_back` looks for it.
     replaced = final.with_name(REPLACED_PREFIX + final.name)
     if final.exists():
         remove_folder(replaced)

@@ -1,7 +1,10 @@
-"""Weights to begin with, from wherever a safetensors file is.
+"""Weights on their own: initial weights from any safetensors source, and the file a federated worker keeps.
 
-This module owns `init_weights_from`: by name and shape, with a report of everything that did not fit. It refuses
-pickles and a source of which nothing fits.
+`initial_weights` (`init_weights_from`) goes by name and shape and reports everything that did not fit; it takes a file,
+an index of several files, a folder, a checkpoint or a run, and refuses pickles and a source of which nothing fits.
+
+`save_round` and `load_round` keep a model's weights and the number of a round in one file. It is written whole or not
+at all and is plain safetensors; a tensor of bytes holds the number and what modules keep beside tensors, as JSON.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from torch import Tensor, nn
 from hezar_train.checkpoint.format import read_tensors, tensor_file
 from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE, replace_file
 from hezar_train.checkpoint.modules import module_names, module_state, stored_state, tied_names, unwrap
+from hezar_train.checkpoint.shard_files import local_part
 from hezar_train.checkpoint.sharded import as_whole, load_whole, share_of
-from hezar_train.checkpoint.shards import local_part
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore
 from hezar_train.errors import CheckpointError
+from hezar_train.run_layout import CHECKPOINTS_FOLDER
 
 __all__ = [
     "WeightReport",
@@ -35,8 +39,8 @@ __all__ = [
 ]
 
 PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar"})
-CHECKPOINTS_FOLDER = "checkpoints"
-INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"  # of weights that transformers split over several files
+ROUND_NOTE = "hezar_train.note"  # the tensor of a round's file that is no weight
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +69,7 @@ def initial_weights(module: nn.Module, path: str | os.PathLike[str]) -> WeightRe
             f"the model's {len(ours)}. It has {_some(tensors)}; the model has {_some(ours)}."
         )
     loadable = OrderedDict((names[name], share_of(ours[name], tensors[name])) for name in fitting)
+    # Called on the class: a model's own `load_state_dict` may match by position.
     nn.Module.load_state_dict(bare, loadable, strict=False)
     return _report(ours, tensors, fitting)
 
@@ -146,14 +151,6 @@ def _some(names: dict[str, Any]) -> str:
     return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
 
 
-# One file with a model's weights and the number of a round: what federated workers keep between rounds.
-#
-# It is written whole or not at all and is plain safetensors; a tensor of bytes holds the number and what modules keep
-# beside tensors, as JSON.
-
-NOTE = "hezar_train.note"
-
-
 def save_round(path: Path, model: nn.Module, number: int) -> None:
     """Write the weights and the round's number to `path`."""
     write_round(path, round_tensors(model, number))
@@ -164,7 +161,7 @@ def round_tensors(model: nn.Module, number: int) -> dict[str, Tensor]:
     with as_whole(model):
         tensors, meta = module_state(model)
     note = json.dumps({"cur_round": number, "model": meta}).encode()
-    return {**tensors, NOTE: torch.tensor(list(note), dtype=torch.uint8)}
+    return {**tensors, ROUND_NOTE: torch.tensor(list(note), dtype=torch.uint8)}
 
 
 def write_round(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -178,8 +175,8 @@ def load_round(path: Path, model: nn.Module) -> int:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist: expected a file that save_model() wrote")
     tensors = read_tensors(path)
-    if NOTE not in tensors:
+    if ROUND_NOTE not in tensors:
         raise CheckpointError(f"{path} was not written by save_model(). Load bare weights with init_weights_from.")
-    note = json.loads(bytes(tensors.pop(NOTE).tolist()))
+    note = json.loads(bytes(tensors.pop(ROUND_NOTE).tolist()))
     load_whole(model, tensors, note["model"])
     return int(note["cur_round"])

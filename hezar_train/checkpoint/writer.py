@@ -1,4 +1,4 @@
-"""The writer: one save at a time, in the background or in line, and what happens when it goes wrong.
+"""The checkpoint writer: one save at a time, in a background thread or in line, and what happens when it goes wrong.
 
 This module owns the thread and the policy for errors. A full disk is a warning: training goes on and the next save
 tries again. Every other error is raised in the training thread, at the latest when the next save falls due.
@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from hezar_train.checkpoint.manifest import Draft, free_bytes, is_disk_full
+from hezar_train.checkpoint.manifest import Draft, free_bytes
 from hezar_train.checkpoint.store import CheckpointStore, Parts, SnapshotBuffers
+from hezar_train.config.files import is_disk_full
 
 __all__ = ["CheckpointWriter"]
 
@@ -101,7 +102,7 @@ class CheckpointWriter:
         try:
             self._write(step, parts, protect)
         except BaseException as error:  # noqa: BLE001 - a thread has no caller: all errors wait for the training thread
-            self._settle(step, error)
+            self._handle_error(step, error)
 
     def _write(self, step: int, parts: Parts, protect: Collection[int]) -> None:
         self.store.confirm(self.store.publish(step, functools.partial(_write_if_room, parts), parts.before_commit))
@@ -111,7 +112,7 @@ class CheckpointWriter:
         # Only now, with the new one read back: what is deleted before is missed after.
         self.store.prune(self.keep, {*protect, step})
 
-    def _settle(self, step: int, error: BaseException) -> None:
+    def _handle_error(self, step: int, error: BaseException) -> None:
         if not is_disk_full(error):
             error.add_note(f"This happened while the checkpoint of step {step} was being written.")
             self._error = error

@@ -1,17 +1,32 @@
-"""The small checks that groups of fields are made of: each yields sentences, never raises, and bears any type.
+"""The fields of a config in groups, one dataclass per owner, each of which checks its own fields and no others.
 
-A check tells a wrong type and a wrong value apart, so that one config can report every mistake at once.
+`TrainerConfig` inherits from all of them, in the order in which they stand here. Beneath each field stands the sentence
+that explains it to users: in the help of its flag, in `hezar-train config explain` and in docs/reference/config.md,
+where a group's docstring is the heading. A group's `problems` yields a sentence for each mistake and never raises.
+`MetricConfig` is one metric as a config asks for it; what the metric computes is not known here.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
+from hezar_train.config.checks import (
+    flag,
+    keywords,
+    known_name,
+    number,
+    one_of,
+    parts_of_names,
+    path,
+    steps,
+    text,
+    whole,
+    wrong_type,
+)
 from hezar_train.config.files import to_plain
 from hezar_train.config.names import (
     CURVES,
@@ -21,8 +36,6 @@ from hezar_train.config.names import (
     SCHEDULERS,
     SHORT_SCHEDULERS,
     TRACKERS,
-    is_dotted_path,
-    is_importable,
     optimizer_name,
     scheduler_name,
     tells_unknown_fields,
@@ -50,244 +63,36 @@ __all__ = [
     "RunFields",
     "ScheduleFields",
     "StoppingFields",
-    "flag",
-    "keywords",
-    "known_name",
     "metric_to_plain",
     "metrics_from_plain",
-    "names_problems",
-    "number",
-    "one_of",
-    "path",
     "problems_of_metric",
-    "steps",
-    "text",
-    "whole",
-    "wrong_type",
 ]
 
+SHARDINGS = ("none", "full")
+KNOWN_OPTIMIZERS = tuple(name.lower() for name in OPTIMIZERS)
 
-def wrong_type(name: str, value: Any, expected: str) -> str:
-    """Tell what was expected of a field and what it got."""
-    if value is None:
-        return f"{name}: expected {expected}, got None"
-    return f"{name}: expected {expected}, got {type(value).__name__} {value!r}"
+FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+"""Keywords of an optimizer that the config has a field for, where alone they are given."""
 
+SHOWN_SCHEDULERS = f"{choices(SHORT_SCHEDULERS)}, any class of torch.optim.lr_scheduler"
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+STOPPING_MODES = ("best", "mean", "window")
+"""What an evaluation is compared with: the best so far, the mean of the last ones, or the one so many before."""
 
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+GOAL = re.compile(rf"\s*(?P<metric>[^\s<>=]+)\s*(?P<comparison><=|>=)\s*(?P<value>{NUMBER})\s*", re.ASCII)
+FORM_OF_GOAL = "text such as 'accuracy >= 0.9' or 'evaluation.loss <= 0.1'"
 
-def whole(name: str, value: Any, least: int, most: int | None = None, optional: bool = False) -> Iterator[str]:
-    """Check a whole number."""
-    if optional and value is None:
-        return
-    if not _is_whole(value):
-        yield wrong_type(name, value, "int")
-    elif value < least:
-        yield f"{name}={value} must be at least {least}"
-    elif most is not None and value > most:
-        yield f"{name}={value} must be at most {most}"
-
-
-def number(name: str, value: Any, above: float | None = None, optional: bool = False) -> Iterator[str]:
-    """Check a finite number that is not negative; with `above`, one greater than that."""
-    if optional and value is None:
-        return
-    if not (_is_whole(value) or isinstance(value, float)):
-        yield wrong_type(name, value, "a number")
-    elif not math.isfinite(value):
-        yield f"{name}={value!r} must be finite"
-    elif above is not None and value <= above:
-        yield f"{name}={value!r} must be greater than {above}"
-    elif above is None and value < 0:
-        yield f"{name}={value!r} must not be negative"
-
-
-def steps(name: str, value: Any, least: int = 1) -> Iterator[str]:
-    """Check a count of steps (int) or a share of the run (float between 0 and 1)."""
-    if value is None:
-        return
-    if isinstance(value, float):
-        yield from _share(name, value)
-    elif not _is_whole(value):
-        yield wrong_type(name, value, "an int (steps) or a float between 0 and 1 (a share of the run)")
-    elif value < least:
-        yield f"{name}={value} must be at least {least}; leave it out (None) for the default"
-
-
-def _share(name: str, value: float) -> Iterator[str]:
-    if 0 < value < 1:
-        return
-    sentence = f"{name}={value!r}: a float is a share of the run and lies between 0 and 1, both excluded"
-    if value == 1:
-        yield f"{sentence}; write 1 for one step, or give a share below 1"
-    elif math.isfinite(value) and value > 1:
-        yield f"{sentence}; write {math.ceil(value)} for steps"
-    else:
-        yield sentence
-
-
-def flag(name: str, value: Any, optional: bool = False) -> Iterator[str]:
-    """Check a switch."""
-    if not isinstance(value, bool) and not (optional and value is None):
-        yield wrong_type(name, value, "True or False")
-
-
-def text(name: str, value: Any) -> Iterator[str]:
-    """Check a string that says something."""
-    if not isinstance(value, str):
-        yield wrong_type(name, value, "str")
-    elif not value.strip():
-        yield f"{name} must not be empty"
-
-
-def path(name: str, value: Any, optional: bool = False) -> Iterator[str]:
-    """Check a path, given as a string or a path object."""
-    if isinstance(value, os.PathLike) or (optional and value is None):
-        return
-    if not isinstance(value, str):
-        yield wrong_type(name, value, "a path (str)")
-    elif not value.strip():
-        yield f"{name} must not be empty"
-
-
-def one_of(name: str, value: Any, known: Collection[str], optional: bool = True) -> Iterator[str]:
-    """Check a word of a closed list."""
-    if optional and value is None:
-        return
-    if not isinstance(value, str):
-        yield wrong_type(name, value, f"one of {choices(known)}")
-    elif value not in known:
-        yield f"{name}={str(value)!r} is not known. Choose from: {choices(known)}.{suggestion(value, known)}"
-
-
-def known_name(
-    name: str, value: Any, known: Collection[str], shown: str, fold: Callable[[str], str | None] = str
-) -> Iterator[str]:
-    """Check a name of torch (spelled after `fold`) or a dotted path; `shown` lists the names worth reading."""
-    if value is None:
-        return
-    if not isinstance(value, str):
-        yield wrong_type(name, value, "a name or a dotted path (str)")
-    elif not value.strip():
-        yield f"{name} must not be empty"
-    elif not is_dotted_path(value) and fold(value) not in known:
-        yield (
-            f"{name}={str(value)!r} is not known. Choose from: {shown}, or a dotted path such as "
-            f"'package.module.Class'.{suggestion(value, known)}"
-        )
-
-
-def keywords(name: str, value: Any) -> Iterator[str]:
-    """Check keyword arguments: a mapping with string keys whose values can be written to a file."""
-    if value is None:
-        return
-    if not isinstance(value, Mapping):
-        yield wrong_type(name, value, "a mapping of keyword arguments")
-        return
-    for key, item in value.items():
-        if not isinstance(key, str):
-            yield wrong_type(f"a key of {name}", key, "str")
-        elif not _is_plain(item):
-            yield wrong_type(
-                f"{name}[{key!r}]", item, "a plain value (number, text, list, mapping) or an importable function"
-            )
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str | int) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | os.PathLike) or is_importable(value)
-
-
-# One metric as a config asks for it; what the metric computes is not known here.
-
-
-@tells_unknown_fields
-@dataclass
-class MetricConfig:
-    """A metric by name, with the options that its computation takes."""
-
-    name: str
-    """Name of the metric, as its task's handler knows it."""
-
-    objective: str | None = None
-    """"maximize" or "minimize"; None: what the metric itself says."""
-
-    output_keys: list[str] | None = None
-    """Which of the metric's results to report; None: all."""
-
-    n_decimals: int = 4
-    """Decimals shown; stored values are never rounded."""
-
-    options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the metric's computation, such as `average`."""
-
-    def __post_init__(self) -> None:
-        if problems := list(self.problems()):
-            raise ConfigError(problems)
-
-    def problems(self) -> Iterator[str]:
-        """Yield a sentence for each mistake."""
-        yield from text("name", self.name)
-        yield from one_of("objective", self.objective, ("maximize", "minimize"))
-        if self.output_keys is not None and not isinstance(self.output_keys, list | tuple):
-            yield wrong_type("output_keys", self.output_keys, "a list of names")
-        for key in self.output_keys if isinstance(self.output_keys, list | tuple) else ():
-            yield from text("output_keys", key)
-        yield from whole("n_decimals", self.n_decimals, least=0)
-        yield from keywords("options", self.options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the metric in plain values, as a file holds it."""
-        return {name: to_plain(value) for name, value in vars(self).items()}
-
-
-def metric_to_plain(metric: Any) -> Any:
-    """Return a metric as a file holds it: a name, or a mapping; a metric object is held by its name."""
-    if isinstance(metric, str):
-        return str(metric)
-    if isinstance(metric, MetricConfig):
-        return metric.to_dict()
-    return str(getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__))
-
-
-def metrics_from_plain(metrics: Any) -> Any:
-    """Rebuild the mappings of a list of metrics; what cannot be rebuilt is left as it is, for the checks to tell."""
-    if not isinstance(metrics, list | tuple):
-        return metrics
-    return [_rebuilt(metric) for metric in metrics]
-
-
-def _rebuilt(metric: Any) -> Any:
-    if not isinstance(metric, Mapping) or list(problems_of_metric(metric)):
-        return metric
-    return MetricConfig(**metric)
-
-
-def problems_of_metric(metric: Any) -> Iterator[str]:
-    """Yield what is wrong with one item of a list of metrics."""
-    if isinstance(metric, str):
-        yield from text("a name", metric)
-    elif isinstance(metric, MetricConfig):
-        yield from metric.problems()
-    elif isinstance(metric, Mapping):
-        try:
-            MetricConfig(**{str(key): value for key, value in metric.items()})
-        except ConfigError as error:
-            yield from error.problems
-    elif not callable(metric) and not callable(getattr(metric, "compute", None)):
-        yield wrong_type("a metric", metric, "a name, a MetricConfig, a function or an object with compute()")
-
-
-# Fields of the run as a whole: where, what for, how long, and from which start.
+BATCH_OR_EPOCH = ("batch", "epoch")
+HUB_STRATEGIES = ("end", "best", "every_save", "all_checkpoints")
+HUB_CARD_KEYS = ("base_model", "datasets", "language", "license", "license_link", "license_name", "tags")
+REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass
 class RunFields:
+    """The run as a whole: where, what for, how long, and from which start."""
+
     output_dir: str | os.PathLike[str]
     """Folder of the run: config, plan, checkpoints and logs live under it."""
 
@@ -337,11 +142,74 @@ class RunFields:
             yield from path("output_dir", self.output_dir)
 
 
-# Fields of the data: batches, their order, and who fetches them.
+@dataclass(kw_only=True)
+class HardwareFields:
+    """The machine: device, processes, precision."""
+
+    device: str | None = None
+    """Where to train, such as "cpu" or "cuda:1"; honoured or refused. None: what is found."""
+
+    use_cpu: bool = False
+    """Train on the CPU even where there is an accelerator."""
+
+    num_threads: int | None = None
+    """Threads of the CPU that each process computes with; the last bits depend on it. None: as torch finds it."""
+
+    distributed: bool = False
+    """True: refuse to run as a single process. False: whatever the launcher made."""
+
+    mixed_precision: str | PrecisionType | None = None
+    """"bf16", "fp16" or "fp8"; None, "no" and "full" mean fp32. Refused where the device cannot."""
+
+    compile: bool = False
+    """Compile the model with torch.compile; the results are the same up to rounding, checkpoints are unchanged."""
+
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass to save memory; refused for models that cannot."""
+
+    sharding: str = "none"
+    """"full": each process keeps a share of weights, gradients and optimizer state (FSDP2); "none": a copy of all."""
+
+    sync_batchnorm: bool = False
+    """Let batch normalisation see the batches of all processes together."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each mistake in these fields."""
+        yield from flag("compile", self.compile)
+        yield from one_of("sharding", self.sharding, SHARDINGS, optional=False)
+        if self.sharding == "full" and self.mixed_precision in {"fp16", "fp8"}:
+            asked = str(self.mixed_precision)
+            yield f"mixed_precision={asked!r} cannot be used with sharding='full'. Use 'bf16' or None."
+        yield from flag("sync_batchnorm", self.sync_batchnorm)
+        yield from flag("gradient_checkpointing", self.gradient_checkpointing)
+        yield from self._problems_of_device()
+        yield from flag("use_cpu", self.use_cpu)
+        if self.use_cpu is True and isinstance(self.device, str) and self.device.split(":")[0] != "cpu":
+            yield f"use_cpu=True contradicts device={self.device!r}: give one of the two"
+        yield from whole("num_threads", self.num_threads, least=1, optional=True)
+        yield from flag("distributed", self.distributed)
+        yield from one_of("mixed_precision", self.mixed_precision, [*PrecisionType])
+
+    def _problems_of_device(self) -> Iterator[str]:
+        if self.device is None:
+            return
+        if not isinstance(self.device, str):
+            yield wrong_type("device", self.device, "str")
+            return
+        kind, colon, number = self.device.partition(":")
+        if kind not in DEVICES:
+            yield (
+                f"device={self.device!r} cannot train. Choose from: {choices(DEVICES)}, with a number for one of "
+                f"several ('cuda:1').{suggestion('cuda' if kind == 'gpu' else kind, DEVICES)}"
+            )
+        elif colon and not (number.isascii() and number.isdigit()):
+            yield f"device={self.device!r}: expected a number after the colon, such as '{kind}:0'"
 
 
 @dataclass(kw_only=True)
 class DataFields:
+    """The data: batches, their order, and who fetches them."""
+
     batch_size: int = 1
     """Samples in one step, on each process."""
 
@@ -383,14 +251,10 @@ class DataFields:
         yield from whole("num_dataloader_workers", self.num_dataloader_workers, least=0)
 
 
-# Fields of the update: the loss, its weight, the optimizer, clipping.
-
-KNOWN_OPTIMIZERS = tuple(name.lower() for name in OPTIMIZERS)
-FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
-
-
 @dataclass(kw_only=True)
 class OptimizerFields:
+    """The update: the loss, its weight, the optimizer, clipping."""
+
     optimizer: str | OptimizerType | None = None
     """A class of torch.optim in any case, or a dotted path. None: adam."""
 
@@ -454,13 +318,10 @@ class OptimizerFields:
                 yield f"optimizer_kwargs[{keyword!r}]={given[keyword]!r}: give it as the field {name} instead"
 
 
-# Fields of the schedules of learning rate and momentum.
-
-SHOWN_SCHEDULERS = f"{choices(SHORT_SCHEDULERS)}, any class of torch.optim.lr_scheduler"
-
-
 @dataclass(kw_only=True)
 class ScheduleFields:
+    """The schedules of learning rate and momentum."""
+
     lr_scheduler: str | LRSchedulerType | None = None
     """Short name, a class of torch.optim.lr_scheduler, LiBai or lernomatic, or a dotted path. None: the rate stays."""
 
@@ -488,11 +349,269 @@ class ScheduleFields:
         yield from keywords("momentum_scheduler_kwargs", self.momentum_scheduler_kwargs)
 
 
-# Fields of what is added to the loss before the backward pass.
+@dataclass(kw_only=True)
+class EvaluationFields:
+    """Evaluation: when, with which metrics, and by which of them a model is the best."""
+
+    do_evaluate: bool | None = None
+    """Evaluate during training. None: if there is data for it; True without data is refused."""
+
+    eval_steps: int | float | None = None
+    """Steps between evaluations besides those at epoch ends; a float below 1 is a share of the run. None or 0: none."""
+
+    max_eval_batches: int | None = None
+    """Evaluate on so many batches of a set only. None: on all of it."""
+
+    evaluate_with_generate: bool = True
+    """Evaluate a generative model on what it generates."""
+
+    generation_kwargs: dict[str, Any] | None = None
+    """Arguments for the model's `generate` in evaluations, such as max_new_tokens."""
+
+    bootstrap_samples: int = 0
+    """Resamples behind the 95 % interval of each metric; 0: no intervals. 500 is a good number."""
+
+    metrics: list[Any] | None = None
+    """Names, `MetricConfig`s or metric objects. None: those of the task; the loss is always there."""
+
+    metric_for_best_model: str = "loss"
+    """Metric that tells the best checkpoint: "f1", "evaluation.f1" or "train.loss"."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each mistake in these fields."""
+        yield from flag("do_evaluate", self.do_evaluate, optional=True)
+        yield from steps("eval_steps", self.eval_steps, least=0)
+        yield from whole("max_eval_batches", self.max_eval_batches, least=1, optional=True)
+        yield from flag("evaluate_with_generate", self.evaluate_with_generate)
+        yield from keywords("generation_kwargs", self.generation_kwargs)
+        yield from whole("bootstrap_samples", self.bootstrap_samples, least=0)
+        yield from self._problems_of_metrics()
+        yield from text("metric_for_best_model", self.metric_for_best_model)
+        yield from self._problems_of_best_metric()
+
+    def _problems_of_metrics(self) -> Iterator[str]:
+        if self.metrics is None:
+            return
+        if not isinstance(self.metrics, list | tuple):
+            yield wrong_type("metrics", self.metrics, "a list of names or MetricConfigs")
+            return
+        for index, metric in enumerate(self.metrics):
+            for problem in problems_of_metric(metric):
+                yield f"metrics[{index}]: {problem}"
+
+    def _problems_of_best_metric(self) -> Iterator[str]:
+        given = self.metric_for_best_model
+        if not isinstance(given, str):
+            return
+        if given in ("evaluation.", "train."):
+            yield f"metric_for_best_model={given!r} lacks the metric's name, as in '{given}loss'"
+        elif given.startswith("evaluation.") and self.do_evaluate is False:
+            yield (
+                f"metric_for_best_model={given!r} needs evaluations, but do_evaluate=False. "
+                "Choose 'train.loss', or evaluate"
+            )
+
+
+@tells_unknown_fields
+@dataclass
+class MetricConfig:
+    """A metric by name, with the options that its computation takes."""
+
+    name: str
+    """Name of the metric, as its task's handler knows it."""
+
+    objective: str | None = None
+    """"maximize" or "minimize"; None: what the metric itself says."""
+
+    output_keys: list[str] | None = None
+    """Which of the metric's results to report; None: all."""
+
+    n_decimals: int = 4
+    """Decimals shown; stored values are never rounded."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the metric's computation, such as `average`."""
+
+    def __post_init__(self) -> None:
+        if problems := list(self.problems()):
+            raise ConfigError(problems)
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each mistake."""
+        yield from text("name", self.name)
+        yield from one_of("objective", self.objective, ("maximize", "minimize"))
+        if self.output_keys is not None and not isinstance(self.output_keys, list | tuple):
+            yield wrong_type("output_keys", self.output_keys, "a list of names")
+        for key in self.output_keys if isinstance(self.output_keys, list | tuple) else ():
+            yield from text("output_keys", key)
+        yield from whole("n_decimals", self.n_decimals, least=0)
+        yield from keywords("options", self.options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metric in plain values, as a file holds it."""
+        return {name: to_plain(value) for name, value in vars(self).items()}
+
+
+def problems_of_metric(metric: Any) -> Iterator[str]:
+    """Yield what is wrong with one item of a list of metrics."""
+    if isinstance(metric, str):
+        yield from text("a name", metric)
+    elif isinstance(metric, MetricConfig):
+        yield from metric.problems()
+    elif isinstance(metric, Mapping):
+        try:
+            MetricConfig(**{str(key): value for key, value in metric.items()})
+        except ConfigError as error:
+            yield from error.problems
+    elif not callable(metric) and not callable(getattr(metric, "compute", None)):
+        yield wrong_type("a metric", metric, "a name, a MetricConfig, a function or an object with compute()")
+
+
+def metric_to_plain(metric: Any) -> Any:
+    """Return a metric as a file holds it: a name, or a mapping; a metric object is held by its name."""
+    if isinstance(metric, str):
+        return str(metric)
+    if isinstance(metric, MetricConfig):
+        return metric.to_dict()
+    return str(getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__))
+
+
+def metrics_from_plain(metrics: Any) -> Any:
+    """Rebuild the mappings of a list of metrics; what cannot be rebuilt is left as it is, for the checks to tell."""
+    if not isinstance(metrics, list | tuple):
+        return metrics
+    return [_rebuilt(metric) for metric in metrics]
+
+
+def _rebuilt(metric: Any) -> Any:
+    if not isinstance(metric, Mapping) or list(problems_of_metric(metric)):
+        return metric
+    return MetricConfig(**metric)
+
+
+@dataclass(kw_only=True)
+class StoppingFields:
+    """Stopping early: when a run has reached enough, or no longer gets better."""
+
+    early_stopping_patience: int | None = None
+    """Stop after so many evaluations without improvement. None or 0: never."""
+
+    early_stopping_threshold: float = 0.0
+    """Least improvement that counts; a value that is only equal is none."""
+
+    early_stopping_mode: str = "best"
+    """Improvement over what: "best" so far, "mean" of the last `patience` evaluations, or "window": `patience` ago."""
+
+    early_stopping_metric: str | None = None
+    """Metric that must improve: "f1", "evaluation.f1" or "train.loss". None: `metric_for_best_model`."""
+
+    stop_when: str | None = None
+    """Stop when an evaluation reaches this: "accuracy >= 0.9", "loss <= 0.1". None: never."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each mistake in these fields."""
+        yield from whole("early_stopping_patience", self.early_stopping_patience, least=0, optional=True)
+        yield from number("early_stopping_threshold", self.early_stopping_threshold)
+        yield from one_of("early_stopping_mode", self.early_stopping_mode, STOPPING_MODES, optional=False)
+        if self.early_stopping_metric is not None:
+            yield from text("early_stopping_metric", self.early_stopping_metric)
+        yield from self._problems_of_goal()
+
+    def _problems_of_goal(self) -> Iterator[str]:
+        if self.stop_when is None:
+            return
+        if not isinstance(self.stop_when, str):
+            yield wrong_type("stop_when", self.stop_when, FORM_OF_GOAL)
+            return
+        try:
+            Goal.parse(self.stop_when)
+        except ConfigError as error:
+            yield from error.problems
+
+
+class Goal(NamedTuple):
+    """A metric's value at which a run has reached enough."""
+
+    metric: str
+    comparison: str
+    value: float
+
+    def is_reached_by(self, value: float) -> bool:
+        """Tell whether a value is there; NaN never is."""
+        return value >= self.value if self.comparison == ">=" else value <= self.value
+
+    @classmethod
+    def parse(cls, given: str) -> Goal:
+        """Read "metric >= number" or "metric <= number"."""
+        match = GOAL.fullmatch(given)
+        if match is None:
+            raise ConfigError(f"stop_when={given!r} cannot be read: expected {FORM_OF_GOAL}")
+        return cls(match["metric"], match["comparison"], float(match["value"]))
+
+
+@dataclass(kw_only=True)
+class CheckpointFields:
+    """Checkpoints: whether, when, where and how many."""
+
+    save_enabled: bool = True
+    """Save checkpoints: at each epoch end, at the end of the run, and where `save_steps` says. False: never."""
+
+    save_steps: int | float | None = None
+    """Steps between saves besides those at epoch ends; a float below 1 is a share of the run. None or 0: none."""
+
+    save_freq: int | float | str | None = None
+    """Deprecated name of `save_steps`, to which it is moved."""
+
+    save_total_limit: int | None = None
+    """Checkpoints to keep, the newest ones and the best. None: all."""
+
+    async_save: bool = True
+    """Write checkpoints in the background, at the cost of a copy of the tensors in memory."""
+
+    checkpoints_dir: str = "checkpoints"
+    """Folder of the checkpoints, under `output_dir`."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each mistake in these fields."""
+        yield from flag("save_enabled", self.save_enabled)
+        yield from steps("save_steps", self.save_steps, least=0)
+        if self.save_freq is not None:
+            yield f"save_freq={self.save_freq!r} is deprecated: give save_steps instead, and not both"
+        yield from whole("save_total_limit", self.save_total_limit, least=1, optional=True)
+        yield from flag("async_save", self.async_save)
+        yield from path("checkpoints_dir", self.checkpoints_dir)
+
+
+@dataclass(kw_only=True)
+class LogFields:
+    """What is written down while training."""
+
+    log_steps: int | float | None = None
+    """Steps between two log entries; a float below 1 is a share of the run. None or 0: at epoch ends only."""
+
+    logs_dir: str = "logs"
+    """Folder of the logs, under `output_dir`; each run has its own folder in it, which a resume goes on in."""
+
+    trackers: list[str] | None = None
+    """Trackers besides the JSON lines and CSV files, by Accelerate's names. None: TensorBoard; an empty list: none."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each mistake in these fields."""
+        yield from steps("log_steps", self.log_steps, least=0)
+        yield from path("logs_dir", self.logs_dir)
+        if self.trackers is None:
+            return
+        if not isinstance(self.trackers, list | tuple):
+            yield wrong_type("trackers", self.trackers, "a list of names")
+            return
+        for index, tracker in enumerate(self.trackers):
+            yield from one_of(f"trackers[{index}]", tracker, TRACKERS, optional=False)
 
 
 @dataclass(kw_only=True)
 class RegularizerFields:
+    """What is added to the loss before the backward pass."""
+
     regularizer: str | None = None
     """A registered regulariser or a dotted path: a function of the context; its value is trained on, not logged."""
 
@@ -506,13 +625,10 @@ class RegularizerFields:
         yield from number("regularizer_mu", self.regularizer_mu)
 
 
-# Fields of training in rounds: how much one call of `train()` does, what is shared with others, what stays here.
-
-BATCH_OR_EPOCH = ("batch", "epoch")
-
-
 @dataclass(kw_only=True)
 class RoundFields:
+    """Training in rounds: how much one call of `train()` does, what is shared with others, what stays here."""
+
     local_update_steps: int | None = None
     """Batches or epochs that one call of `train()` does, as often as it is called. None: all that `num_epochs` says."""
 
@@ -541,23 +657,14 @@ class RoundFields:
         yield from flag("fresh_optimizer", self.fresh_optimizer)
         yield from flag("use_diff", self.use_diff)
         yield from flag("offload_after_routine", self.offload_after_routine)
-        yield from names_problems("local_param", self.local_param)
+        yield from parts_of_names("local_param", self.local_param)
         yield from flag("share_non_trainable_para", self.share_non_trainable_para)
-
-
-def names_problems(field: str, given: object) -> Iterator[str]:
-    """Yield what is wrong with a list of parts of names."""
-    if given is None:
-        return
-    if not isinstance(given, list | tuple) or not all(isinstance(part, str) and part for part in given):
-        yield wrong_type(field, given, "a list of parts of parameter names, such as ['bn', 'head.']")
-
-
-# Fields of `finetune()`: its length, its optimizer, what it leaves alone.
 
 
 @dataclass(kw_only=True)
 class FinetuneFields:
+    """`finetune()`: its length, its optimizer, what it leaves alone."""
+
     finetune_before_eval: bool = False
     """Evaluate a finetuned copy of the model; the model itself goes on as it was."""
 
@@ -610,282 +717,17 @@ class FinetuneFields:
             scheduler_name,
         )  # fmt: skip
         yield from keywords("finetune_lr_scheduler_kwargs", self.finetune_lr_scheduler_kwargs)
-        yield from names_problems("finetune_freeze_param", self.finetune_freeze_param)
-        yield from names_problems("finetune_param", self.finetune_param)
+        yield from parts_of_names("finetune_freeze_param", self.finetune_freeze_param)
+        yield from parts_of_names("finetune_param", self.finetune_param)
         yield from flag("finetune_reinit", self.finetune_reinit)
         if self.finetune_reinit is True and not self.finetune_param:
             yield "finetune_reinit=True needs finetune_param: name the modules that get new weights"
 
 
-# Fields of evaluation: when, with which metrics, and by which of them a model is the best.
-
-
-@dataclass(kw_only=True)
-class EvaluationFields:
-    do_evaluate: bool | None = None
-    """Evaluate during training. None: if there is data for it; True without data is refused."""
-
-    eval_steps: int | float | None = None
-    """Steps between evaluations besides those at epoch ends; a float below 1 is a share of the run. None or 0: none."""
-
-    max_eval_batches: int | None = None
-    """Evaluate on so many batches of a set only. None: on all of it."""
-
-    evaluate_with_generate: bool = True
-    """Evaluate a generative model on what it generates."""
-
-    generation_kwargs: dict[str, Any] | None = None
-    """Arguments for the model's `generate` in evaluations, such as max_new_tokens."""
-
-    bootstrap_samples: int = 0
-    """Resamples behind the 95 % interval of each metric; 0: no intervals. 500 is a good number."""
-
-    metrics: list[Any] | None = None
-    """Names, `MetricConfig`s or metric objects. None: those of the task; the loss is always there."""
-
-    metric_for_best_model: str = "loss"
-    """Metric that tells the best checkpoint: "f1", "evaluation.f1" or "train.loss"."""
-
-    def problems(self) -> Iterator[str]:
-        """Yield a sentence for each mistake in these fields."""
-        yield from flag("do_evaluate", self.do_evaluate, optional=True)
-        yield from steps("eval_steps", self.eval_steps, least=0)
-        yield from whole("max_eval_batches", self.max_eval_batches, least=1, optional=True)
-        yield from flag("evaluate_with_generate", self.evaluate_with_generate)
-        yield from keywords("generation_kwargs", self.generation_kwargs)
-        yield from whole("bootstrap_samples", self.bootstrap_samples, least=0)
-        yield from self._problems_of_metrics()
-        yield from text("metric_for_best_model", self.metric_for_best_model)
-        yield from self._problems_of_best_metric()
-
-    def _problems_of_metrics(self) -> Iterator[str]:
-        if self.metrics is None:
-            return
-        if not isinstance(self.metrics, list | tuple):
-            yield wrong_type("metrics", self.metrics, "a list of names or MetricConfigs")
-            return
-        for number, metric in enumerate(self.metrics):
-            for problem in problems_of_metric(metric):
-                yield f"metrics[{number}]: {problem}"
-
-    def _problems_of_best_metric(self) -> Iterator[str]:
-        given = self.metric_for_best_model
-        if not isinstance(given, str):
-            return
-        if given in ("evaluation.", "train."):
-            yield f"metric_for_best_model={given!r} lacks the metric's name, as in '{given}loss'"
-        elif given.startswith("evaluation.") and self.do_evaluate is False:
-            yield (
-                f"metric_for_best_model={given!r} needs evaluations, but do_evaluate=False. "
-                "Choose 'train.loss', or evaluate"
-            )
-
-
-# Fields of stopping early: when a run has reached enough, or no longer gets better.
-
-STOPPING_MODES = ("best", "mean", "window")
-"""What an evaluation is compared with: the best so far, the mean of the last ones, or the one so many before."""
-
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-GOAL = re.compile(rf"\s*(?P<metric>[^\s<>=]+)\s*(?P<comparison><=|>=)\s*(?P<value>{NUMBER})\s*", re.ASCII)
-FORM_OF_GOAL = "text such as 'accuracy >= 0.9' or 'evaluation.loss <= 0.1'"
-
-
-class Goal(NamedTuple):
-    """A metric's value at which a run has reached enough."""
-
-    metric: str
-    comparison: str
-    value: float
-
-    def is_reached_by(self, value: float) -> bool:
-        """Tell whether a value is there; NaN never is."""
-        return value >= self.value if self.comparison == ">=" else value <= self.value
-
-    @classmethod
-    def parse(cls, given: str) -> Goal:
-        """Read "metric >= number" or "metric <= number"."""
-        match = GOAL.fullmatch(given)
-        if match is None:
-            raise ConfigError(f"stop_when={given!r} cannot be read: expected {FORM_OF_GOAL}")
-        return cls(match["metric"], match["comparison"], float(match["value"]))
-
-
-@dataclass(kw_only=True)
-class StoppingFields:
-    early_stopping_patience: int | None = None
-    """Stop after so many evaluations without improvement. None or 0: never."""
-
-    early_stopping_threshold: float = 0.0
-    """Least improvement that counts; a value that is only equal is none."""
-
-    early_stopping_mode: str = "best"
-    """Improvement over what: "best" so far, "mean" of the last `patience` evaluations, or "window": `patience` ago."""
-
-    early_stopping_metric: str | None = None
-    """Metric that must improve: "f1", "evaluation.f1" or "train.loss". None: `metric_for_best_model`."""
-
-    stop_when: str | None = None
-    """Stop when an evaluation reaches this: "accuracy >= 0.9", "loss <= 0.1". None: never."""
-
-    def problems(self) -> Iterator[str]:
-        """Yield a sentence for each mistake in these fields."""
-        yield from whole("early_stopping_patience", self.early_stopping_patience, least=0, optional=True)
-        yield from number("early_stopping_threshold", self.early_stopping_threshold)
-        yield from one_of("early_stopping_mode", self.early_stopping_mode, STOPPING_MODES, optional=False)
-        if self.early_stopping_metric is not None:
-            yield from text("early_stopping_metric", self.early_stopping_metric)
-        yield from self._problems_of_goal()
-
-    def _problems_of_goal(self) -> Iterator[str]:
-        if self.stop_when is None:
-            return
-        if not isinstance(self.stop_when, str):
-            yield wrong_type("stop_when", self.stop_when, FORM_OF_GOAL)
-            return
-        try:
-            Goal.parse(self.stop_when)
-        except ConfigError as error:
-            yield from error.problems
-
-
-# Fields of what is written down while training.
-
-
-@dataclass(kw_only=True)
-class LogFields:
-    log_steps: int | float | None = None
-    """Steps between two log entries; a float below 1 is a share of the run. None or 0: at epoch ends only."""
-
-    logs_dir: str = "logs"
-    """Folder of the logs, under `output_dir`; each run has its own folder in it, which a resume goes on in."""
-
-    trackers: list[str] | None = None
-    """Trackers besides the JSON lines and CSV files, by Accelerate's names. None: TensorBoard; an empty list: none."""
-
-    def problems(self) -> Iterator[str]:
-        """Yield a sentence for each mistake in these fields."""
-        yield from steps("log_steps", self.log_steps, least=0)
-        yield from path("logs_dir", self.logs_dir)
-        if self.trackers is None:
-            return
-        if not isinstance(self.trackers, list | tuple):
-            yield wrong_type("trackers", self.trackers, "a list of names")
-            return
-        for number, tracker in enumerate(self.trackers):
-            yield from one_of(f"trackers[{number}]", tracker, TRACKERS, optional=False)
-
-
-# Fields of checkpoints: whether, when, where and how many.
-
-
-@dataclass(kw_only=True)
-class CheckpointFields:
-    save_enabled: bool = True
-    """Save checkpoints: at each epoch end, at the end of the run, and where `save_steps` says. False: never."""
-
-    save_steps: int | float | None = None
-    """Steps between saves besides those at epoch ends; a float below 1 is a share of the run. None or 0: none."""
-
-    save_freq: int | float | str | None = None
-    """Deprecated name of `save_steps`, to which it is moved."""
-
-    save_total_limit: int | None = None
-    """Checkpoints to keep, the newest ones and the best. None: all."""
-
-    async_save: bool = True
-    """Write checkpoints in the background, at the cost of a copy of the tensors in memory."""
-
-    checkpoints_dir: str = "checkpoints"
-    """Folder of the checkpoints, under `output_dir`."""
-
-    def problems(self) -> Iterator[str]:
-        """Yield a sentence for each mistake in these fields."""
-        yield from flag("save_enabled", self.save_enabled)
-        yield from steps("save_steps", self.save_steps, least=0)
-        if self.save_freq is not None:
-            yield f"save_freq={self.save_freq!r} is deprecated: give save_steps instead, and not both"
-        yield from whole("save_total_limit", self.save_total_limit, least=1, optional=True)
-        yield from flag("async_save", self.async_save)
-        yield from path("checkpoints_dir", self.checkpoints_dir)
-
-
-# Fields of the machine: device, processes, precision.
-
-SHARDINGS = ("none", "full")
-
-
-@dataclass(kw_only=True)
-class HardwareFields:
-    device: str | None = None
-    """Where to train, such as "cpu" or "cuda:1"; honoured or refused. None: what is found."""
-
-    use_cpu: bool = False
-    """Train on the CPU even where there is an accelerator."""
-
-    num_threads: int | None = None
-    """Threads of the CPU that each process computes with; the last bits depend on it. None: as torch finds it."""
-
-    distributed: bool = False
-    """True: refuse to run as a single process. False: whatever the launcher made."""
-
-    mixed_precision: str | PrecisionType | None = None
-    """"bf16", "fp16" or "fp8"; None, "no" and "full" mean fp32. Refused where the device cannot."""
-
-    compile: bool = False
-    """Compile the model with torch.compile; the results are the same up to rounding, checkpoints are unchanged."""
-
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass to save memory; refused for models that cannot."""
-
-    sharding: str = "none"
-    """"full": each process keeps a share of weights, gradients and optimizer state (FSDP2); "none": a copy of all."""
-
-    sync_batchnorm: bool = False
-    """Let batch normalisation see the batches of all processes together."""
-
-    def problems(self) -> Iterator[str]:
-        """Yield a sentence for each mistake in these fields."""
-        yield from flag("compile", self.compile)
-        yield from one_of("sharding", self.sharding, SHARDINGS, optional=False)
-        if self.sharding == "full" and self.mixed_precision in {"fp16", "fp8"}:
-            asked = str(self.mixed_precision)
-            yield f"mixed_precision={asked!r} cannot be used with sharding='full'. Use 'bf16' or None."
-        yield from flag("sync_batchnorm", self.sync_batchnorm)
-        yield from flag("gradient_checkpointing", self.gradient_checkpointing)
-        yield from self._problems_of_device()
-        yield from flag("use_cpu", self.use_cpu)
-        if self.use_cpu is True and isinstance(self.device, str) and self.device.split(":")[0] != "cpu":
-            yield f"use_cpu=True contradicts device={self.device!r}: give one of the two"
-        yield from whole("num_threads", self.num_threads, least=1, optional=True)
-        yield from flag("distributed", self.distributed)
-        yield from one_of("mixed_precision", self.mixed_precision, [*PrecisionType])
-
-    def _problems_of_device(self) -> Iterator[str]:
-        if self.device is None:
-            return
-        if not isinstance(self.device, str):
-            yield wrong_type("device", self.device, "str")
-            return
-        kind, colon, number = self.device.partition(":")
-        if kind not in DEVICES:
-            yield (
-                f"device={self.device!r} cannot train. Choose from: {choices(DEVICES)}, with a number for one of "
-                f"several ('cuda:1').{suggestion('cuda' if kind == 'gpu' else kind, DEVICES)}"
-            )
-        elif colon and not (number.isascii() and number.isdigit()):
-            yield f"device={self.device!r}: expected a number after the colon, such as '{kind}:0'"
-
-
-# Fields of the Hugging Face Hub: whether, where and when the run is pushed. Tokens are never a field.
-
-HUB_STRATEGIES = ("end", "best", "every_save", "all_checkpoints")
-HUB_CARD_KEYS = ("base_model", "datasets", "language", "license", "license_link", "license_name", "tags")
-REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
-
-
 @dataclass(kw_only=True)
 class HubFields:
+    """The Hugging Face Hub: whether, where and when the run is pushed. Tokens are never a field."""
+
     push_to_hub: bool = False
     """Push the run to the Hub in the background. The token comes from the environment or `hf auth login`."""
 

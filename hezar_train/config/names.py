@@ -1,7 +1,9 @@
-"""The names a config may use without importing torch, and how each is normalised.
+"""The names that a config's values may have, and what to say of a field's name that is none of ours.
 
-The tuples are copies of what the installed torch and accelerate offer; a test compares them. A dotted path
-("package.module.Class") is never checked here: it is imported when the trainer is built.
+The tuples are copies of what the installed torch and accelerate offer, so that a config is checked without importing
+either; a test compares them. A dotted path ("package.module.Class") is never checked here: it is imported when the
+trainer is built. An unknown field is answered with the nearest spelling, or with our word for another trainer's; the
+decorator `tells_unknown_fields` makes a dataclass report it in one `ConfigError`, together with every other problem.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ __all__ = [
     "tells_unknown_fields",
     "unknown_field",
 ]
+
+T = TypeVar("T")
 
 OPTIMIZERS = (
     "ASGD",
@@ -111,6 +115,12 @@ CURVES = (*dict.fromkeys(SCHEDULER_CLASSES.values()), "warmup_linear", "warmup_n
 SCHEDULER_ALIASES = {"cosine_anealing": "cosine_annealing"}
 """Old spellings that still work, with a warning."""
 
+_SCHEDULER_SPELLINGS = {
+    **{name.lower(): name for name in (*SCHEDULERS, *SHORT_SCHEDULERS)},
+    **{name.lower(): short for name, short in SCHEDULER_CLASSES.items()},
+    **SCHEDULER_ALIASES,
+}
+
 LOSSES = (
     "AdaptiveLogSoftmaxWithLoss",
     "BCELoss",
@@ -143,50 +153,6 @@ TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tenso
 
 DEVICES = ("cpu", "cuda", "hpu", "mlu", "mps", "musa", "npu", "sdaa", "xla", "xpu")
 """Kinds of device that can train; "cuda:1" names one of several."""
-
-
-def is_dotted_path(name: str) -> bool:
-    """Say whether `name` is an import path rather than a name of torch."""
-    first, *rest = name.split(".")
-    return bool(rest) and all(part.isidentifier() for part in (first, *rest))
-
-
-def is_importable(value: Any) -> bool:
-    """Say whether `value` is a function or class, which a file can name by its dotted path."""
-    return callable(value) and hasattr(value, "__qualname__")
-
-
-def optimizer_name(given: str | None) -> str:
-    """Return the lower-case name of an optimizer with old spellings resolved, or the dotted path as given."""
-    if given is None:
-        return "adam"
-    if is_dotted_path(given):
-        return str(given)
-    return OPTIMIZER_ALIASES.get(given.lower(), given.lower())
-
-
-_SCHEDULER_SPELLINGS = {
-    **{name.lower(): name for name in (*SCHEDULERS, *SHORT_SCHEDULERS)},
-    **{name.lower(): short for name, short in SCHEDULER_CLASSES.items()},
-    **SCHEDULER_ALIASES,
-}
-
-
-def scheduler_name(given: str | None) -> str | None:
-    """Return a schedule's short name or torch class name, rightly spelled, or the dotted path as given."""
-    if given is None or is_dotted_path(given):
-        return None if given is None else str(given)
-    return _SCHEDULER_SPELLINGS.get(given.lower(), str(given))
-
-
-def precision_name(given: str | None) -> str:
-    """Return "no", "bf16", "fp16" or "fp8"; None and "full" mean "no", which is fp32."""
-    return "no" if given in (None, "full") else str(given)
-
-
-# What to say about a field that does not exist: the nearest spelling, or our word for another trainer's.
-#
-# `tells_unknown_fields` makes a dataclass report such fields as one `ConfigError`, together with every other problem.
 
 FOREIGN_FIELDS = {
     "accumulate_grad_batches": "gradient_accumulation_steps",
@@ -276,7 +242,37 @@ FOREIGN_FIELDS = {
 }
 """Other trainers' fields, each with ours for the same purpose."""
 
-T = TypeVar("T")
+
+def is_dotted_path(name: str) -> bool:
+    """Say whether `name` is an import path rather than a name of torch."""
+    first, *rest = name.split(".")
+    return bool(rest) and all(part.isidentifier() for part in (first, *rest))
+
+
+def is_importable(value: Any) -> bool:
+    """Say whether `value` is a function or class, which a file can name by its dotted path."""
+    return callable(value) and hasattr(value, "__qualname__")
+
+
+def optimizer_name(given: str | None) -> str:
+    """Return the lower-case name of an optimizer with old spellings resolved, or the dotted path as given."""
+    if given is None:
+        return "adam"
+    if is_dotted_path(given):
+        return str(given)
+    return OPTIMIZER_ALIASES.get(given.lower(), given.lower())
+
+
+def scheduler_name(given: str | None) -> str | None:
+    """Return a schedule's short name or torch class name, rightly spelled, or the dotted path as given."""
+    if given is None or is_dotted_path(given):
+        return None if given is None else str(given)
+    return _SCHEDULER_SPELLINGS.get(given.lower(), str(given))
+
+
+def precision_name(given: str | None) -> str:
+    """Return "no", "bf16", "fp16" or "fp8"; None and "full" mean "no", which is fp32."""
+    return "no" if given in (None, "full") else str(given)
 
 
 def unknown_field(name: str, known: Collection[str]) -> str:

@@ -1,4 +1,16 @@
-"""Data: its order, its randomness and its windows, as functions of (seed, epoch, size) wherever that is possible."""
+"""Data: its order, its randomness and its windows, as functions of (seed, epoch, size) wherever that is possible.
+
+The modules:
+
+    splits      what is trained on and what is evaluated on
+    loader      any form of data becomes a source of windows
+    sampler     the order of an epoch
+    windows     the micro-batches of one update, cut for the processes
+    streams     sources of data that keeps its own place
+    fetch       from indices to batches, in this process or in workers
+    seeding     the seed of every sample and every step
+    collators   from samples to a batch
+"""
 
 from hezar_train.data.collators import (
     CharLevelOCRDataCollator,

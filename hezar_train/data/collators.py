@@ -1,7 +1,11 @@
-"""From a list of samples to one batch without padding: what has one shape is stacked, key by key.
+"""Collators: from a list of samples to one batch, stacked by `default_collator` or padded by Hezar's collators.
 
-This module owns `default_collator`. It never changes a sample and never guesses: values of unequal lengths are an error
-that names the key.
+What has one shape is stacked, key by key. What differs in length is padded, where there is a rule (`PadRule`): with
+what it is filled, to what length, on which side. Hezar's collators, by their own names and arguments, say which key is
+padded by which rule.
+
+None of them changes a sample, draws a random number, or guesses: values of unequal lengths without a rule are an error
+that names the key. None truncates: a row longer than the stated maximum is an error, cut it where it is tokenized.
 """
 
 from __future__ import annotations
@@ -41,10 +45,18 @@ __all__ = [
     "tensor_of",
 ]
 
-NUMBER_KINDS = "biuf"  # numpy's letters for bool, int, unsigned, float
-
 Columns: TypeAlias = dict[str, list[Any]]
 """Each key with its values, one a sample."""
+
+IGNORED_LABEL = -100
+"""The label that torch's losses leave out, and that does not count as a unit of the loss."""
+
+NUMBER_KINDS = "biuf"  # numpy's letters for bool, int, unsigned, float
+PADDINGS = ("longest", "max_length")
+SIDES = ("left", "right")
+TENSOR_KINDS = ("list", "numpy", "torch")
+TOKEN_ID_ENDINGS = ("token_ids", "input_ids")
+AUDIO_KEYS = ("input_features", "input_values")
 
 
 def default_collator(samples: list[Any]) -> Any:
@@ -149,19 +161,6 @@ def shape_text(value: Any) -> str:
     return str(len(value)) if isinstance(value, list | tuple) else type(value).__name__
 
 
-# How rows of unequal lengths become one tensor: with what they are filled, to what length, on which side.
-#
-# This module owns the one function that pads (`pad_rows`) and what a tokenizer's outputs are padded with. It never
-# truncates: a row longer than the stated maximum is an error, cut it where it is tokenized.
-
-IGNORED_LABEL = -100
-"""The label that torch's losses leave out, and that does not count as a unit of the loss."""
-
-PADDINGS = ("longest", "max_length")
-SIDES = ("left", "right")
-TOKEN_ID_ENDINGS = ("token_ids", "input_ids")
-
-
 @dataclass(frozen=True)
 class PadRule:
     """How the rows of one key become equally long: with what, to what length, on which side."""
@@ -264,15 +263,6 @@ def pad_rows(key: str, rows: Sequence[torch.Tensor], rule: PadRule) -> torch.Ten
         if length := len(row):
             (target[:length] if rule.side == "right" else target[width - length :]).copy_(row)
     return batch
-
-
-# Hezar's collators, by their own names and arguments: from a list of samples to one padded batch.
-#
-# A collator here says which key is padded by which rule; `padding` does it. None changes a sample, draws a random
-# number, truncates, or guesses: rows of unequal lengths without a rule for padding are an error that names the key.
-
-TENSOR_KINDS = ("list", "numpy", "torch")
-AUDIO_KEYS = ("input_features", "input_values")
 
 
 class _PaddingCollator:

@@ -1,9 +1,12 @@
-"""From indices to a batch, in the main process or in workers.
+"""From indices to batches, in the main process or in worker processes.
 
 A sample's randomness is a function of (seed, epoch, index): python, numpy and torch are seeded before each
 `__getitem__`, so neither workers nor prefetch nor a resume can shift it. Pure data (tensors, lists, a
 `datasets.Dataset` without transform) draws nothing and is fetched without a seed for each sample, a batch at a time
 where the dataset offers it.
+
+`batch_fetcher` chooses how a batch is fetched, `WorkerPool` does it in workers that live until the end, `WindowFetcher`
+does it for windows whose indices are known.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from hezar_train.data.collators import default_collator
 from hezar_train.data.seeding import sample_seed, seed_python_numpy_torch
-from hezar_train.data.windows import Indices, Order, Window
+from hezar_train.data.windows import Order, SampleIndices, Window
 
 __all__ = [
     "Collator",
@@ -30,14 +33,14 @@ __all__ = [
     "MapDataset",
     "WindowFetcher",
     "WorkerPool",
-    "as_it_is",
     "batch_fetcher",
     "fetched",
+    "identity",
     "is_pure",
 ]
 
 Collator = Callable[[list[Any]], Any]
-Fetch = Callable[[int, Indices], Any]
+Fetch = Callable[[int, SampleIndices], Any]
 """Give (epoch, indices), get the collated batch."""
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -48,171 +51,6 @@ class MapDataset(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
-
-
-def batch_fetcher(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
-    """Choose, once, the cheapest way to fetch a batch that keeps the promise about randomness."""
-    if not is_pure(dataset):
-        return _seeded_each_sample(dataset, collate, seed)
-    if type(dataset) is TensorDataset and collate is default_collator and _is_on_cpu(dataset.tensors):
-        return _rows_of(dataset.tensors)
-    return _seeded_each_batch(dataset, collate, seed)
-
-
-def is_pure(dataset: Any) -> bool:
-    """Tell whether reading an item is known to draw no random numbers."""
-    if type(dataset) in {list, tuple, TensorDataset}:  # a subclass may do anything
-        return True
-    if type(dataset) is Subset:
-        return is_pure(dataset.dataset)
-    if type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "format"):
-        return bool(dataset.format["type"] != "custom")
-    return False
-
-
-def fetched(
-    requests: Iterator[tuple[int, Indices, Any]], fetch: Fetch, pool: WorkerPool | None
-) -> Iterator[tuple[Any, Any]]:
-    """Yield (batch, note) for (epoch, indices, note), in order, through the pool if there is one."""
-    if pool is None:
-        for epoch, indices, note in requests:
-            yield fetch(epoch, indices), note
-        return
-    notes: deque[Any] = deque()  # the pool asks ahead of what it has answered
-
-    def asked() -> Iterator[tuple[int, Indices]]:
-        for epoch, indices, note in requests:
-            notes.append(note)
-            yield epoch, indices
-
-    for batch in pool.batches(asked()):
-        yield batch, notes.popleft()
-
-
-def _seeded_each_sample(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
-    def fetch(epoch: int, indices: Indices) -> Any:
-        samples = []
-        for index in indices:
-            seed_python_numpy_torch(sample_seed(seed, epoch, int(index)))
-            samples.append(dataset[int(index)])
-        return collate(samples)
-
-    return fetch
-
-
-def _seeded_each_batch(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
-    """Fetch samples that draw nothing; a user's collator may draw (masks), and then is seeded once a batch."""
-    get_many = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
-    may_draw = collate is not default_collator
-
-    def fetch(epoch: int, indices: Indices) -> Any:
-        numbers = [int(index) for index in indices]
-        samples = get_many(numbers)
-        if may_draw:
-            seed_python_numpy_torch(sample_seed(seed, epoch, numbers[0] if numbers else 0))
-        return collate(samples)
-
-    return fetch
-
-
-def _is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in tensors)
-
-
-def _rows_of(tensors: Sequence[torch.Tensor]) -> Fetch:
-    def fetch(_: int, indices: Indices) -> list[torch.Tensor]:
-        rows = torch.from_numpy(np.asarray(indices))
-        return [tensor.index_select(0, rows) for tensor in tensors]
-
-    return fetch
-
-
-class WorkerPool:
-    """Run `fetch` in processes that live as long as the pool; requests are handed in anew for each pass."""
-
-    def __init__(self, fetch: Fetch, num_workers: int, pin_memory: bool) -> None:
-        # tokenizers warn or dead-lock when a process that used them forks
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self._requests = _Requests()
-        self._loader: DataLoader[Any] | None = DataLoader(
-            _Answers(fetch),  # type: ignore[arg-type]
-            batch_sampler=self._requests,  # type: ignore[arg-type]
-            collate_fn=as_it_is,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=True,
-            worker_init_fn=_leave_signals_to_the_main_process,
-            generator=torch.Generator(),  # an iterator draws a base seed: never from the global generator
-        )
-
-    def batches(self, requests: Iterable[tuple[int, Indices]]) -> Iterator[Any]:
-        """Answer the requests in order; one pass at a time."""
-        if self._loader is None:
-            raise RuntimeError("the worker pool is closed")
-        self._requests.pending = requests
-        if self._loader._iterator is not None:
-            return iter(self._loader)
-        with _signals_held_back():
-            return iter(self._loader)
-
-    def close(self) -> None:
-        """End the workers, also where an abandoned pass still holds the loader's iterator."""
-        if self._loader is not None and self._loader._iterator is not None:
-            self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
-        self._loader = None
-
-
-class _Requests:
-    """The batch sampler of a pool: each pass yields what was handed in for it."""
-
-    pending: Iterable[tuple[int, Indices]] = ()
-
-    def __iter__(self) -> Iterator[tuple[int, Indices]]:
-        return iter(self.pending)
-
-
-class _Answers:
-    """The dataset of a pool: a request goes in, a finished batch comes out."""
-
-    def __init__(self, fetch: Fetch) -> None:
-        self._fetch = fetch
-
-    def __getitems__(self, request: tuple[int, Indices]) -> Any:
-        epoch, indices = request
-        return self._fetch(epoch, indices)
-
-
-def as_it_is(batch: Any) -> Any:
-    """Return the batch: the collator of what is collated already."""
-    return batch
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Let signals wait while workers start: else one may meet them before they know what to do with it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _leave_signals_to_the_main_process(_: int) -> None:
-    """Let a worker serve the update in hand when a signal goes to every process of the run.
-
-    Ctrl-C is never a worker's business: one that died of the second would turn it into a crash of the run. The main
-    process ends its workers by word, then by SIGTERM, of which the second one counts.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _ignore_once)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-
-
-def _ignore_once(number: int, _: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
-
-
-# The batches of windows whose indices are known: fetched in this process, or in workers that live until the end.
 
 
 class WindowFetcher:
@@ -239,7 +77,173 @@ class WindowFetcher:
             self._pool = None
 
 
-def _requests(windows: Iterator[Window], epoch: int) -> Iterator[tuple[int, Indices, Window]]:
+def _requests(windows: Iterator[Window], epoch: int) -> Iterator[tuple[int, SampleIndices, Window]]:
     for window in windows:
         for part in window.indices:
             yield epoch, part, window
+
+
+def fetched(
+    requests: Iterator[tuple[int, SampleIndices, Any]], fetch: Fetch, pool: WorkerPool | None
+) -> Iterator[tuple[Any, Any]]:
+    """Yield (batch, note) for (epoch, indices, note), in order, through the pool if there is one."""
+    if pool is None:
+        for epoch, indices, note in requests:
+            yield fetch(epoch, indices), note
+        return
+    notes: deque[Any] = deque()  # the pool asks ahead of what it has answered
+
+    def asked() -> Iterator[tuple[int, SampleIndices]]:
+        for epoch, indices, note in requests:
+            notes.append(note)
+            yield epoch, indices
+
+    for batch in pool.batches(asked()):
+        yield batch, notes.popleft()
+
+
+def batch_fetcher(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    """Choose, once, the cheapest way to fetch a batch that keeps the promise about randomness."""
+    if not is_pure(dataset):
+        return _seeded_each_sample(dataset, collate, seed)
+    if type(dataset) is TensorDataset and collate is default_collator and _is_on_cpu(dataset.tensors):
+        return _rows_of(dataset.tensors)
+    return _seeded_each_batch(dataset, collate, seed)
+
+
+def is_pure(dataset: Any) -> bool:
+    """Tell whether reading an item is known to draw no random numbers."""
+    if type(dataset) in {list, tuple, TensorDataset}:  # a subclass may do anything
+        return True
+    if type(dataset) is Subset:
+        return is_pure(dataset.dataset)
+    if type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "format"):
+        return bool(dataset.format["type"] != "custom")
+    return False
+
+
+def _seeded_each_sample(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    def fetch(epoch: int, indices: SampleIndices) -> Any:
+        samples = []
+        for index in indices:
+            seed_python_numpy_torch(sample_seed(seed, epoch, int(index)))
+            samples.append(dataset[int(index)])
+        return collate(samples)
+
+    return fetch
+
+
+def _seeded_each_batch(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    """Fetch samples that draw nothing; a user's collator may draw (masks), and then is seeded once a batch."""
+    get_many = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
+    may_draw = collate is not default_collator
+
+    def fetch(epoch: int, indices: SampleIndices) -> Any:
+        numbers = [int(index) for index in indices]
+        samples = get_many(numbers)
+        if may_draw:
+            seed_python_numpy_torch(sample_seed(seed, epoch, numbers[0] if numbers else 0))
+        return collate(samples)
+
+    return fetch
+
+
+def _is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _rows_of(tensors: Sequence[torch.Tensor]) -> Fetch:
+    # One gather for each tensor, instead of a view for each sample and a stack of them.
+    def fetch(_: int, indices: SampleIndices) -> list[torch.Tensor]:
+        rows = torch.from_numpy(np.asarray(indices))
+        return [tensor.index_select(0, rows) for tensor in tensors]
+
+    return fetch
+
+
+class WorkerPool:
+    """Run `fetch` in processes that live as long as the pool; requests are handed in anew for each pass."""
+
+    def __init__(self, fetch: Fetch, num_workers: int, pin_memory: bool) -> None:
+        # tokenizers warn or dead-lock when a process that used them forks
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._requests = _Requests()
+        self._loader: DataLoader[Any] | None = DataLoader(
+            _FetchedBatches(fetch),  # type: ignore[arg-type]
+            batch_sampler=self._requests,  # type: ignore[arg-type]
+            collate_fn=identity,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=True,
+            worker_init_fn=_leave_signals_to_the_main_process,
+            generator=torch.Generator(),  # an iterator draws a base seed: never from the global generator
+        )
+
+    def batches(self, requests: Iterable[tuple[int, SampleIndices]]) -> Iterator[Any]:
+        """Answer the requests in order; one pass at a time."""
+        if self._loader is None:
+            raise RuntimeError("the worker pool is closed")
+        self._requests.pending = requests
+        if self._loader._iterator is not None:  # torch's own mark that the workers run
+            return iter(self._loader)
+        with _signals_blocked():
+            return iter(self._loader)
+
+    def close(self) -> None:
+        """End the workers, also where an abandoned pass still holds the loader's iterator."""
+        if self._loader is not None and self._loader._iterator is not None:
+            self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        self._loader = None
+
+
+class _Requests:
+    """The batch sampler of a pool: each pass yields what was handed in for it."""
+
+    pending: Iterable[tuple[int, SampleIndices]] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, SampleIndices]]:
+        return iter(self.pending)
+
+
+class _FetchedBatches:
+    """The dataset of a pool: a request goes in, a finished batch comes out.
+
+    torch's loader calls `__getitems__` with whatever its batch sampler yields, here a whole request.
+    """
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+
+    def __getitems__(self, request: tuple[int, SampleIndices]) -> Any:
+        epoch, indices = request
+        return self._fetch(epoch, indices)
+
+
+def identity(batch: Any) -> Any:
+    """Return the batch: the collator of what is collated already."""
+    return batch
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let signals wait while workers start: else one may meet them before they know what to do with it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_signals_to_the_main_process(_: int) -> None:
+    """Let a worker serve the update in hand when a signal goes to every process of the run.
+
+    Ctrl-C is never a worker's business: one that died of the second would turn it into a crash of the run. The main
+    process ends its workers by word, then by SIGTERM, of which the second one counts.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ignore_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _ignore_once(number: int, _: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,9 @@
-"""Windows of a dataset with a length: which samples are in one follows from (seed, epoch, size) and its position."""
+"""What a user may hand in as data, and the source of windows that it becomes.
+
+`open_source` tells a dataset, an iterable dataset and a ready DataLoader apart, once. `MapSource` gives the windows of
+a dataset with a length: which samples are in one follows from (seed, epoch, size) and its position. The sources of
+data that keeps its own place are in `streams.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,9 @@ from torch.utils.data import (
 )
 
 from hezar_train.data.collators import default_collator
-from hezar_train.data.fetch import Collator, MapDataset, WindowFetcher, as_it_is, batch_fetcher
+from hezar_train.data.fetch import Collator, MapDataset, WindowFetcher, batch_fetcher, identity
 from hezar_train.data.sampler import Indices, RangedSampler
-from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSource, divides
+from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSource, has_equal_shards
 from hezar_train.data.windows import Order, Source, Window, rank_ranges, share_or_filler
 from hezar_train.errors import DataError
 from hezar_train.plan import UNLIMITED, Plan, WindowSpan
@@ -30,73 +35,6 @@ __all__ = [
     "is_stream",
     "open_source",
 ]
-
-
-class MapSource:
-    """A dataset with a length, in an order that is a pure function of (seed, epoch, size)."""
-
-    resume_problem: str | None = None
-    num_batches: int | None = None
-
-    def __init__(self, dataset: MapDataset, collate: Collator, order: Order, *, drop_last: bool = False) -> None:
-        self.drop_last = drop_last
-        self.is_shuffled = order.shuffle
-        self.num_samples: int | None = len(dataset)
-        self.batch_size = order.batch_size
-        self.fetch = batch_fetcher(dataset, collate, order.seed)
-        self._order = order
-        self._fetcher = WindowFetcher(self.fetch, order)
-
-    def windows(
-        self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
-    ) -> Iterator[Window]:
-        spans = plan.windows(position, steps_left, samples_left)
-        return self._fetcher.filled(self._with_indices(spans, epoch, position), epoch)
-
-    def restore(self, cursor: Any) -> None:
-        """Nothing to do: the position says it all."""
-
-    def close(self) -> None:
-        self._fetcher.close()
-
-    def _with_indices(self, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
-        """Yield each window with the indices of this process's micro-batches, not yet fetched."""
-        order = self._order
-        num_samples = self.num_samples or 0
-        start = min(position, num_samples)  # the data may have shrunk
-        sampler = RangedSampler(
-            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
-        )
-        take = _Reader(sampler.chunks()).take
-        for span in spans:
-            indices = take(span.count)
-            cells = rank_ranges(0, span.count, span.num_steps, order.rank, order.num_processes)
-            window = Window(span.first, span.count, span.ends_epoch, [])
-            window.indices = [share_or_filler(indices, *cell) for cell in cells]
-            window.sizes = [size for _, size in cells]
-            window.firsts = [span.first + first for first, _ in cells]
-            yield window
-
-
-class _Reader:
-    """Take any number of indices at a time from an iterator of chunks."""
-
-    def __init__(self, chunks: Iterator[Indices]) -> None:
-        self._chunks = chunks
-        self._chunk: Indices = np.empty(0, dtype=np.int64)
-        self._used = 0
-
-    def take(self, count: int) -> Indices:
-        end = self._used + count
-        while end > len(self._chunk):
-            self._chunk = np.concatenate([self._chunk[self._used :], next(self._chunks)])
-            self._used, end = 0, count
-        taken = self._chunk[self._used : end]
-        self._used = end
-        return taken
-
-
-# What a user may hand in as data, told apart once: a dataset, an iterable dataset, or a ready DataLoader.
 
 
 def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
@@ -143,7 +81,7 @@ def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
             "the iterable dataset is split by split_dataset_by_node() already, and the trainer shares samples out "
             "among processes itself, so that most would never be seen. Pass it whole."
         )
-    if order.splits_streams and order.processes is not None and divides(data, order.num_processes):
+    if order.splits_streams and order.processes is not None and has_equal_shards(data, order.num_processes):
         return SplitStreamSource(data, order, collator_for(data, collate), order.processes)
     return StreamSource(data, order, collator_for(data, collate))
 
@@ -159,7 +97,7 @@ def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order
         order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
     )
     if hasattr(loader, "state_dict") or (is_stream(loader.dataset) and loader.num_workers):
-        return StreamSource(loader, own, as_it_is, is_batched=True)
+        return StreamSource(loader, own, identity, is_batched=True)
     if loader.batch_sampler is None and loader.batch_size is None:
         return _from_ready_batches(loader, own)
     collate = collate or _own_collate(loader)
@@ -192,3 +130,67 @@ def _from_ready_batches(loader: DataLoader[Any], order: Order) -> Source:
 def _own_collate(loader: DataLoader[Any]) -> Collator:
     given: Collator = loader.collate_fn
     return collator_for(loader.dataset, None) if given is default_collate else given
+
+
+class MapSource:
+    """A dataset with a length, in an order that is a pure function of (seed, epoch, size)."""
+
+    resume_problem: str | None = None
+    num_batches: int | None = None
+
+    def __init__(self, dataset: MapDataset, collate: Collator, order: Order, *, drop_last: bool = False) -> None:
+        self.drop_last = drop_last
+        self.is_shuffled = order.shuffle
+        self.num_samples: int | None = len(dataset)
+        self.batch_size = order.batch_size
+        self.fetch = batch_fetcher(dataset, collate, order.seed)
+        self._order = order
+        self._fetcher = WindowFetcher(self.fetch, order)
+
+    def windows(
+        self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
+    ) -> Iterator[Window]:
+        spans = plan.windows(position, steps_left, samples_left)
+        return self._fetcher.filled(self._with_indices(spans, epoch, position), epoch)
+
+    def restore(self, cursor: Any) -> None:
+        """Nothing to do: the position says it all."""
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def _with_indices(self, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
+        """Yield each window with the indices of this process's micro-batches, not yet fetched."""
+        order = self._order
+        num_samples = self.num_samples or 0
+        start = min(position, num_samples)  # the data may have shrunk
+        sampler = RangedSampler(
+            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
+        )
+        take = _IndexReader(sampler.chunks()).take
+        for span in spans:
+            indices = take(span.count)
+            cells = rank_ranges(0, span.count, span.num_steps, order.rank, order.num_processes)
+            window = Window(span.first, span.count, span.ends_epoch, [])
+            window.indices = [share_or_filler(indices, *cell) for cell in cells]
+            window.sizes = [size for _, size in cells]
+            window.firsts = [span.first + first for first, _ in cells]
+            yield window
+
+
+class _IndexReader:
+    """Take any number of indices at a time from an iterator of chunks."""
+
+    def __init__(self, chunks: Iterator[Indices]) -> None:
+        self._chunks = chunks
+        self._chunk: Indices = np.empty(0, dtype=np.int64)
+        self._used = 0
+
+    def take(self, count: int) -> Indices:
+        end = self._used + count
+        while end > len(self._chunk):
+            self._chunk = np.concatenate([self._chunk[self._used :], next(self._chunks)])
+            self._used, end = 0, count
+        taken = self._chunk[self._used : end]
+        self._used = end
+        return taken

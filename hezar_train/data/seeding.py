@@ -1,4 +1,4 @@
-"""Randomness as a function: the seed of every sample and every step, and how the global generators receive it.
+"""Seeds as functions: the seed of every sample and every step, and how the global generators receive it.
 
 What a sample looks like after augmentation is a function of (seed, epoch, sample index); what the model draws is a
 function of (seed, step, rank). This module owns both functions and the seeding of python's, numpy's and torch's global
@@ -39,6 +39,21 @@ NUM_RECENT_STREAMS = 32  # one for each epoch, rank or trainer in use at a time;
 DEVICES_WITHOUT_GENERATOR = frozenset({"cpu", "meta"})
 
 
+def sample_seed(seed: int, epoch: int, index: int) -> int:
+    """Return the seed for fetching the sample `index` in `epoch`."""
+    return _recent_stream("sample", seed, epoch).at(index)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed for the forward pass of `step` on the process `rank`."""
+    return _recent_stream("step", seed, rank).at(step)
+
+
+@lru_cache(maxsize=NUM_RECENT_STREAMS)
+def _recent_stream(purpose: str, seed: int, number: int) -> SeedStream:
+    return SeedStream(seed, purpose, number)
+
+
 class SeedStream:
     """Seeds numbered by an index, under a prefix: streams of different prefixes share nothing."""
 
@@ -63,21 +78,6 @@ class SeedStream:
         low = ((low ^ (low >> 16)) * 0x7FEB352D) & HALF_WORD
         low = ((low ^ (low >> 15)) * 0x846CA68B) & HALF_WORD
         return (high >> 33 << 32) | (low ^ (low >> 16))
-
-
-@lru_cache(maxsize=NUM_RECENT_STREAMS)
-def _recent_stream(purpose: str, seed: int, number: int) -> SeedStream:
-    return SeedStream(seed, purpose, number)
-
-
-def sample_seed(seed: int, epoch: int, index: int) -> int:
-    """Return the seed for fetching the sample `index` in `epoch`."""
-    return _recent_stream("sample", seed, epoch).at(index)
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed for the forward pass of `step` on the process `rank`."""
-    return _recent_stream("step", seed, rank).at(step)
 
 
 def seed_python_numpy_torch(value: int) -> None:

@@ -1,6 +1,7 @@
-"""Data given as a dict of splits: each a dataset, a DataLoader, arrays under "x" and "y", or nothing.
+"""Data by split: what a trainer trains on, what it evaluates on, and what a name of a split stands for.
 
-Owns the names of the splits and what a value may be. Does not open anything: `sources` does.
+A dict of splits has for each a dataset, a DataLoader, arrays under "x" and "y", or nothing. This module owns the names
+of the splits and what a value may be. It does not open anything: `loader.open_source` does.
 """
 
 from __future__ import annotations
@@ -24,76 +25,7 @@ __all__ = [
 ]
 
 SPLITS = ("train", "val", "test")
-
 _SPELLINGS = {"validation": "val", "valid": "val"}
-
-
-class DataFormError(DataError, TypeError):
-    """Data of a kind that is not supported."""
-
-
-class ArrayDataset(Dataset[Any]):
-    """Samples `(x, y)` of two arrays; whole numbers stay whole numbers."""
-
-    def __init__(self, x: Any, y: Any) -> None:
-        self.x, self.y = _as_tensor(x), _as_tensor(y)
-        if len(self.x) != len(self.y):
-            raise DataError(f"'x' has {len(self.x)} samples and 'y' has {len(self.y)}; expected as many")
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index], self.y[index]
-
-
-def is_splits(data: Any) -> bool:
-    """Tell whether data is a dict of splits, and not one set."""
-    if not isinstance(data, Mapping):
-        return False
-    return any(_SPELLINGS.get(name, name) in SPLITS for name in data if isinstance(name, str))
-
-
-def parse_splits(data: Any) -> dict[str, Any]:
-    """Return `{split}_data`, `{split}_loader` and `num_{split}_data` of every split; other keys are passed over."""
-    if not isinstance(data, Mapping):
-        raise DataFormError(f"data is a {type(data).__name__}; expected a dict of splits: {choices(SPLITS)}")
-    given = {_SPELLINGS.get(name, name): value for name, value in data.items()}
-    parsed: dict[str, Any] = {}
-    for split in SPLITS:
-        dataset, loader, num_samples = _told_apart(split, given.get(split))
-        parsed |= {f"{split}_data": dataset, f"{split}_loader": loader, f"num_{split}_data": num_samples}
-    return parsed
-
-
-def _told_apart(split: str, value: Any) -> tuple[Any, DataLoader[Any] | None, int | None]:
-    """Return the dataset or the loader that a split is, and its samples where they are known."""
-    if value is None:
-        return None, None, 0
-    if isinstance(value, DataLoader):
-        return None, value, _length(value.dataset)
-    if isinstance(value, Mapping) and {"x", "y"} <= value.keys():
-        arrays = ArrayDataset(value["x"], value["y"])
-        return arrays, None, len(arrays)
-    is_indexed = hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | Mapping)
-    if is_indexed or is_stream(value):
-        return value, None, _length(value)
-    raise DataFormError(
-        f"the split {split!r} is a {type(value).__name__}; expected a dataset, a DataLoader, or arrays as "
-        "{'x': ..., 'y': ...}"
-    )
-
-
-def _length(data: Any) -> int | None:
-    return len(data) if hasattr(data, "__len__") else None
-
-
-def _as_tensor(values: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(values)
-    return tensor if not tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
-
-
-# The data of a trainer by split: what it trains on, what it evaluates on, and what a name stands for.
 
 
 @dataclass(frozen=True)
@@ -155,3 +87,68 @@ def _entries(data: Mapping[str, Any]) -> dict[str, Any]:
         entries[f"{split}_data"], entries[f"{split}_loader"] = (None, value) if is_loader else (value, None)
         entries[f"num_{split}_data"] = len(dataset) if hasattr(dataset, "__len__") else 0 if value is None else None
     return entries
+
+
+def is_splits(data: Any) -> bool:
+    """Tell whether data is a dict of splits, and not one set."""
+    if not isinstance(data, Mapping):
+        return False
+    return any(_SPELLINGS.get(name, name) in SPLITS for name in data if isinstance(name, str))
+
+
+def parse_splits(data: Any) -> dict[str, Any]:
+    """Return `{split}_data`, `{split}_loader` and `num_{split}_data` of every split; other keys are passed over."""
+    if not isinstance(data, Mapping):
+        raise DataFormError(f"data is a {type(data).__name__}; expected a dict of splits: {choices(SPLITS)}")
+    given = {_SPELLINGS.get(name, name): value for name, value in data.items()}
+    parsed: dict[str, Any] = {}
+    for split in SPLITS:
+        dataset, loader, num_samples = _dataset_or_loader(split, given.get(split))
+        parsed |= {f"{split}_data": dataset, f"{split}_loader": loader, f"num_{split}_data": num_samples}
+    return parsed
+
+
+def _dataset_or_loader(split: str, value: Any) -> tuple[Any, DataLoader[Any] | None, int | None]:
+    """Return the dataset or the loader that a split is, and its samples where they are known."""
+    if value is None:
+        return None, None, 0
+    if isinstance(value, DataLoader):
+        return None, value, _length(value.dataset)
+    if isinstance(value, Mapping) and {"x", "y"} <= value.keys():
+        arrays = ArrayDataset(value["x"], value["y"])
+        return arrays, None, len(arrays)
+    is_indexed = hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | Mapping)
+    if is_indexed or is_stream(value):
+        return value, None, _length(value)
+    raise DataFormError(
+        f"the split {split!r} is a {type(value).__name__}; expected a dataset, a DataLoader, or arrays as "
+        "{'x': ..., 'y': ...}"
+    )
+
+
+def _length(data: Any) -> int | None:
+    return len(data) if hasattr(data, "__len__") else None
+
+
+class ArrayDataset(Dataset[Any]):
+    """Samples `(x, y)` of two arrays; whole numbers stay whole numbers."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = _as_tensor(x), _as_tensor(y)
+        if len(self.x) != len(self.y):
+            raise DataError(f"'x' has {len(self.x)} samples and 'y' has {len(self.y)}; expected as many")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+def _as_tensor(values: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(values)
+    return tensor if not tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+
+
+class DataFormError(DataError, TypeError):
+    """Data of a kind that is not supported."""

@@ -2,6 +2,9 @@
 
 Such data is resumed through its own `state_dict`, kept as the window's `cursor`: taken right after the window was read,
 so reading ahead never shifts it. What reading draws from the global generators follows from the place alone.
+
+`CursorSource` is what `SamplerSource` and `StreamSource` have in common: every process reads all of the data and takes
+its share of it. `SplitStreamSource` lets each process read its own files.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ from hezar_train.data.seeding import SeedStream, sample_seed, seed_python_numpy_
 from hezar_train.data.windows import (
     NUM_FILLER_ITEMS,
     Item,
-    Left,
     Order,
-    Pace,
+    Remaining,
     Window,
+    WindowSize,
     batch_length,
-    cut,
+    cut_group,
     in_groups,
-    in_step,
+    in_lockstep,
 )
 from hezar_train.errors import ConfigError, DataError
 from hezar_train.plan import UNLIMITED, Plan
@@ -38,22 +41,22 @@ __all__ = [
     "SamplerSource",
     "SplitStreamSource",
     "StreamSource",
-    "divides",
-    "keeps_its_place",
+    "has_equal_shards",
+    "is_stateful",
     "seeded_each",
     "stream_resume_problem",
 ]
 
 
 class CursorSource:
-    """Data of which `keeper` knows the place; a subclass reads the items and makes batches of them."""
+    """Data of which `stateful` knows the place; a subclass reads the items and makes batches of them."""
 
     num_samples: int | None = None
     num_batches: int | None = None
 
-    def __init__(self, keeper: Any, order: Order, *, by_sample: bool) -> None:
+    def __init__(self, stateful: Any, order: Order, *, by_sample: bool) -> None:
         """Take items that are samples or, without `by_sample`, whole batches."""
-        self._keeper, self._order, self._by_sample = keeper, order, by_sample
+        self._stateful, self._order, self._by_sample = stateful, order, by_sample
         self._cursor: Any = None
 
     @property
@@ -64,8 +67,8 @@ class CursorSource:
     def windows(
         self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
     ) -> Iterator[Window]:
-        left = Left(steps_left, samples_left)
-        return in_step(self._windows(plan, epoch, position, left), self._order.processes)
+        remaining = Remaining(steps_left, samples_left)
+        return in_lockstep(self._windows(plan, epoch, position, remaining), self._order.processes)
 
     def restore(self, cursor: Any) -> None:
         self._cursor = cursor
@@ -73,7 +76,7 @@ class CursorSource:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _windows(self, plan: Plan, epoch: int, position: int, left: Left) -> Iterator[Window]:
+    def _windows(self, plan: Plan, epoch: int, position: int, remaining: Remaining) -> Iterator[Window]:
         """Yield the windows with their batches."""
         raise NotImplementedError
 
@@ -81,46 +84,47 @@ class CursorSource:
         """Read the items from where the data is; `position` says at which sample that is."""
         raise NotImplementedError
 
-    def _epoch_followers(self) -> list[Any]:
-        """Return whoever may want to know the number of an epoch before it is read."""
+    def _epoch_aware(self) -> list[Any]:
+        """Return what may have a `set_epoch`, to be called before an epoch is read."""
         raise NotImplementedError
 
     def _cut_windows(
-        self, plan: Plan, epoch: int, position: int, left: Left
+        self, plan: Plan, epoch: int, position: int, remaining: Remaining
     ) -> Iterator[tuple[Window, list[list[Any]]]]:
         """Yield windows that have no batches yet, each with the items of this process's micro-batches."""
         cursor, self._cursor = self._cursor, None
         items = self._rest_of_epoch(cursor, epoch, position)
-        pace = Pace.of(plan, by_sample=self._by_sample)
-        for group in in_groups(items, pace, left, self._state, drop_last=plan.drop_last):
-            window, cells = cut(group, pace, self._order, position)
+        size = WindowSize.of(plan, by_sample=self._by_sample)
+        for group in in_groups(items, size, remaining, self._state, drop_last=plan.drop_last):
+            window, cells = cut_group(group, size, self._order, position)
             position += window.count
             yield window, cells
 
     def _rest_of_epoch(self, cursor: Any, epoch: int, position: int) -> Iterator[Item]:
-        """Yield the items from `position` on, once the keeper is where the cursor says."""
+        """Yield the items from `position` on, once the data is where the cursor says."""
         if cursor is not None and position == 0:  # it is where the epoch before ended: enter this one from there
-            self._keeper.load_state_dict(cursor)
-            self._enter_epoch(epoch)
+            self._stateful.load_state_dict(cursor)
+            self._set_epoch(epoch)
             if (first := next(items := self._items(epoch, 0), None)) is not None:
                 yield first
                 yield from items
                 return
-        self._enter_epoch(epoch)
+        self._set_epoch(epoch)
         if cursor is not None and position > 0:
-            self._keeper.load_state_dict(cursor)  # after set_epoch, which may reset the place
+            self._stateful.load_state_dict(cursor)  # after set_epoch, which may reset the place
         yield from self._items(epoch, position)
 
-    def _enter_epoch(self, epoch: int) -> None:
-        for follower in {id(one): one for one in self._epoch_followers()}.values():
-            if hasattr(follower, "set_epoch"):
-                follower.set_epoch(epoch)
+    def _set_epoch(self, epoch: int) -> None:
+        for one in {id(aware): aware for aware in self._epoch_aware()}.values():
+            if hasattr(one, "set_epoch"):
+                one.set_epoch(epoch)
 
     def _state(self) -> Any:
-        return None if self.resume_problem else copy.deepcopy(self._keeper.state_dict())
+        # Copied: a state dict may be the live object, which reading ahead moves on.
+        return None if self.resume_problem else copy.deepcopy(self._stateful.state_dict())
 
 
-def keeps_its_place(owner: Any) -> bool:
+def is_stateful(owner: Any) -> bool:
     """Tell whether something can say where it is, and go back there."""
     return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
 
@@ -142,11 +146,8 @@ def seeded_each(
         position += size
 
 
-# Windows of a ready DataLoader whose sampler is the user's own: the sampler says what comes next, the rest is ours.
-
-
 class SamplerSource(CursorSource):
-    """A dataset read in the order of a user's own sampler, which keeps its own place.
+    """A ready DataLoader's dataset in the order of the user's own sampler, which keeps its own place.
 
     Where the loader has a batch size, the sampler's indices are taken one by one; a batch sampler of the user's own
     makes batches that stay whole.
@@ -157,8 +158,8 @@ class SamplerSource(CursorSource):
     def __init__(self, loader: DataLoader[Any], collate: Collator, order: Order) -> None:
         self._batches: Any = loader.batch_sampler
         self._samplers = [loader.sampler, self._batches, getattr(self._batches, "sampler", None)]
-        keeper = next(filter(keeps_its_place, self._samplers), None)
-        super().__init__(keeper, order, by_sample=loader.batch_size is not None)
+        stateful = next(filter(is_stateful, self._samplers), None)
+        super().__init__(stateful, order, by_sample=loader.batch_size is not None)
         self.batch_size = loader.batch_size or 1
         self.num_samples, self.num_batches = _counted(loader)
         self.fetch = batch_fetcher(loader.dataset, collate, order.seed)  # type: ignore[arg-type]
@@ -166,7 +167,7 @@ class SamplerSource(CursorSource):
 
     @property
     def resume_problem(self) -> str | None:
-        if self._keeper is not None:
+        if self._stateful is not None:
             return None
         sampler = self._samplers[0] if self._by_sample else self._batches
         return (
@@ -177,17 +178,17 @@ class SamplerSource(CursorSource):
     def close(self) -> None:
         self._fetcher.close()
 
-    def _windows(self, plan: Plan, epoch: int, position: int, left: Left) -> Iterator[Window]:
-        return self._fetcher.filled(self._with_indices(plan, epoch, position, left), epoch)
+    def _windows(self, plan: Plan, epoch: int, position: int, remaining: Remaining) -> Iterator[Window]:
+        return self._fetcher.filled(self._with_indices(plan, epoch, position, remaining), epoch)
 
-    def _with_indices(self, plan: Plan, epoch: int, position: int, left: Left) -> Iterator[Window]:
+    def _with_indices(self, plan: Plan, epoch: int, position: int, remaining: Remaining) -> Iterator[Window]:
         if self._by_sample and plan.window_samples % self.batch_size:
             raise ConfigError(
                 f"global_batch_size={plan.window_samples} is no multiple of the DataLoader's batch_size="
                 f"{self.batch_size}, whose sampler keeps its place batch by batch. Change one of them, or pass the "
                 "dataset instead of the loader."
             )
-        for window, cells in self._cut_windows(plan, epoch, position, left):
+        for window, cells in self._cut_windows(plan, epoch, position, remaining):
             window.indices = [np.concatenate([np.atleast_1d(np.asarray(part)) for part in cell]) for cell in cells]
             yield window
 
@@ -197,7 +198,7 @@ class SamplerSource(CursorSource):
         batches = seeded_each(self._batches, seeds.at, position, len)
         return _one_by_one(batches) if self._by_sample else batches
 
-    def _epoch_followers(self) -> list[Any]:
+    def _epoch_aware(self) -> list[Any]:
         return self._samplers
 
 
@@ -218,9 +219,6 @@ def _one_by_one(batches: Iterator[Item]) -> Iterator[Item]:
             yield index, 1
 
 
-# Windows of data that can only be iterated: an iterable dataset, or a loader that keeps its own place.
-
-
 class StreamSource(CursorSource):
     """An iterable dataset, or a loader that keeps its own place: batches as they come."""
 
@@ -236,8 +234,8 @@ class StreamSource(CursorSource):
     def resume_problem(self) -> str | None:
         return stream_resume_problem(self._stream)
 
-    def _windows(self, plan: Plan, epoch: int, position: int, left: Left) -> Iterator[Window]:
-        for window, cells in self._cut_windows(plan, epoch, position, left):
+    def _windows(self, plan: Plan, epoch: int, position: int, remaining: Remaining) -> Iterator[Window]:
+        for window, cells in self._cut_windows(plan, epoch, position, remaining):
             for first, cell in zip(window.firsts, cells, strict=True):
                 window.batches.append(self._collated(cell, epoch, first) if self._by_sample else cell[0])
             yield window
@@ -252,7 +250,7 @@ class StreamSource(CursorSource):
         for batch in self._stream:  # entered when the first is asked for, that is with the generators seeded
             yield self._collate(batch)
 
-    def _epoch_followers(self) -> list[Any]:
+    def _epoch_aware(self) -> list[Any]:
         parts = ("sampler", "batch_sampler", "dataset")  # of a loader
         return [self._stream, *(getattr(self._stream, part, None) for part in parts)]
 
@@ -270,7 +268,7 @@ def stream_resume_problem(stream: Any) -> str | None:
             "would lose samples and repeat others. Leave shuffle() out (shuffle the files beforehand), or use a "
             "dataset with a length."
         )
-    if keeps_its_place(stream):
+    if is_stateful(stream):
         return None
     return (
         f"{type(stream).__name__} has no state_dict() and load_state_dict(), so its place in the epoch "
@@ -287,23 +285,14 @@ def _has_shuffle_buffer(examples: Any) -> bool:
     return type(examples).__name__.startswith("BufferShuffled") or any(map(_has_shuffle_buffer, inner))
 
 
-# A stream in several files, of which each process reads its own; nobody reads what another one trains on.
-#
-# Only where the files divide evenly among the processes, and only where the batch is each process's own: the updates of
-# one process over the whole stream could not be made of it. All processes take the same number of steps: they tell one
-# another before each window how much they have, and one whose files have ended keeps the others company. Each has a
-# place of its own in the checkpoint, so that another number of processes can go on only at an epoch's end.
-
-
-def divides(stream: Any, num_processes: int) -> bool:
-    """Tell whether a stream is one of `datasets` whose files can be shared out evenly."""
-    files = getattr(stream, "num_shards", None)
-    is_known = hasattr(stream, "_distributed") and hasattr(stream, "state_dict")
-    return num_processes > 1 and is_known and isinstance(files, int) and files % num_processes == 0
-
-
 class SplitStreamSource:
-    """This process's files of a stream, in step with the other processes."""
+    """This process's files of a stream, in step with the other processes; nobody reads what another one trains on.
+
+    Only where the files divide evenly among the processes, and only where the batch is each process's own: the updates
+    of one process over the whole stream could not be made of it. All processes take the same number of steps: they tell
+    one another before each window how much they have, and one whose files have ended goes on with filler. Each has a
+    place of its own in the checkpoint, so that another number of processes can go on only at an epoch's end.
+    """
 
     num_samples: int | None = None
     num_batches: int | None = None
@@ -394,14 +383,21 @@ class SplitStreamSource:
         for start in range(0, max(counts), self.batch_size):
             own = samples[start : start + self.batch_size]
             seed_python_numpy_torch(self._seed_of(epoch, first + start))
-            window.batches.append(self._collate(own or samples[-NUM_FILLER_ITEMS:] or self._company()))
+            window.batches.append(self._collate(own or samples[-NUM_FILLER_ITEMS:] or self._filler()))
             window.sizes.append(len(own))
             window.firsts.append(first + start)
         return window
 
-    def _company(self) -> list[Any]:
-        """Return samples to keep other processes company with, when this one's files have ended."""
+    def _filler(self) -> list[Any]:
+        """Return samples that count for nothing, for a process that has read none of its own to repeat."""
         found = list(itertools.islice(iter(self._own_part()), NUM_FILLER_ITEMS))
         if not found:
             raise DataError(f"the files of process {self._processes.rank} hold no sample: give each process some")
         return found
+
+
+def has_equal_shards(stream: Any, num_processes: int) -> bool:
+    """Tell whether a stream is one of `datasets` whose files can be shared out evenly."""
+    files = getattr(stream, "num_shards", None)
+    is_known = hasattr(stream, "_distributed") and hasattr(stream, "state_dict")
+    return num_processes > 1 and is_known and isinstance(files, int) and files % num_processes == 0

@@ -1,9 +1,20 @@
-"""Cutting an update's window of samples into micro-batches: who takes which positions at which step.
+"""Windows: the fetched micro-batches of one update, how samples are cut into them, and what a source of them must give.
 
-This module owns the arithmetic alone, in plain integers. A window is a run of consecutive epoch positions; it is cut
-into `num_steps` x `num_processes` cells, read step by step and, within a step, process by process. The cells cover the
-window exactly: nothing twice, nothing left out, nothing padded with repeats. It refuses to know about batch sizes
-beyond this law: with num_steps = ceil(count / (batch_size * num_processes)) no cell exceeds batch_size.
+A window is a run of consecutive epoch positions; it is cut into `num_steps` x `num_processes` cells, read step by step
+and, within a step, process by process (`cut_window`, in plain integers). The cells cover the window exactly: nothing
+twice, nothing left out, nothing padded with repeats. With num_steps = ceil(count / (batch_size * num_processes)) no
+cell exceeds batch_size; that is all this module knows about batch sizes.
+
+A process whose cell is empty still runs the forward, because other processes may wait for it there: it is given filler,
+the window's last samples once more, which count for nothing.
+
+Four kinds of data give windows. In `loader.py`, `MapSource`: a dataset with a length, in the order of `RangedSampler`;
+its position is one integer. In `streams.py`, `SamplerSource`: a ready DataLoader with a sampler of its own;
+`StreamSource`: an iterable dataset, or a loader that counts for itself; `SplitStreamSource`: a stream of which each
+process reads its own files. A source refuses nothing but what cannot be exact, and says why in `resume_problem`.
+
+What streams read is of unknown number: `in_groups` groups it into windows and `cut_group` cuts it for the processes. An
+item there is a sample, or a batch that is ready already; who reads it, and from where, is the sources' affair.
 """
 
 from __future__ import annotations
@@ -23,62 +34,26 @@ from hezar_train.runtime import Processes
 __all__ = [
     "NUM_FILLER_ITEMS",
     "Group",
-    "Indices",
     "Item",
-    "Left",
     "Order",
-    "Pace",
+    "Remaining",
+    "SampleIndices",
     "Source",
     "Window",
+    "WindowSize",
     "batch_length",
-    "cut",
+    "cut_group",
     "cut_window",
     "in_groups",
-    "in_step",
+    "in_lockstep",
     "rank_ranges",
     "share_or_filler",
     "without_filler",
 ]
 
-Indices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
-
-
-def cut_window(count: int, num_steps: int, num_processes: int = 1) -> list[list[int]]:
-    """Return sizes[step][rank]: as even as can be, the larger cells first.
-
-    Even cells avoid a lone sample, which BatchNorm refuses: there is none from two samples a cell on. Only a window
-    with fewer samples than cells leaves cells empty, and those come last.
-    """
-    if count < 0 or num_steps < 1 or num_processes < 1:
-        raise ConfigError(
-            f"a window of count={count} cannot be cut into num_steps={num_steps} for num_processes={num_processes}: "
-            "expected a count of 0 or more, and at least one step and one process."
-        )
-    smaller, num_larger = divmod(count, num_steps * num_processes)
-    return [
-        [smaller + (step * num_processes + rank < num_larger) for rank in range(num_processes)]
-        for step in range(num_steps)
-    ]
-
-
-def rank_ranges(first: int, count: int, num_steps: int, rank: int, num_processes: int) -> list[tuple[int, int]]:
-    """Return (start, size) for each step of one process, in epoch positions, for the window that starts at `first`."""
-    sizes = cut_window(count, num_steps, num_processes)
-    if not 0 <= rank < num_processes:
-        raise ConfigError(f"rank={rank} is none of num_processes={num_processes}: expected 0 to {num_processes - 1}.")
-    ranges, start = [], first
-    for step_sizes in sizes:
-        ranges.append((start + sum(step_sizes[:rank]), step_sizes[rank]))
-        start += sum(step_sizes)
-    return ranges
-
-
-# Windows, each of which holds the fetched micro-batches of one update; and what every source of them must give.
-#
-# Four kinds of data give windows, each in a module of its own. `MapSource`: a dataset with a length, in the order of
-# `RangedSampler`; its position is one integer. `SamplerSource`: a ready DataLoader with a sampler of its own.
-# `StreamSource`: an iterable dataset, or a loader that counts for itself. `SplitStreamSource`: a stream of which each
-# process reads its own files. A source refuses nothing but what cannot be exact, and says why in `resume_problem`.
+SampleIndices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
+Item: TypeAlias = tuple[Any, int]
+"""What was read, and how many samples it holds."""
 
 NUM_FILLER_ITEMS = 2  # because batch normalisation refuses one
 
@@ -95,11 +70,11 @@ class Window:
 
     ends_epoch: bool
     batches: list[Any]
-    indices: list[Indices] = field(default_factory=list)
+    indices: list[SampleIndices] = field(default_factory=list)
     """Sample numbers of each micro-batch, where they are known."""
 
     sizes: list[int] = field(default_factory=list)
-    """Samples of each micro-batch; 0: it only keeps other processes company."""
+    """Samples of each micro-batch; 0: it is filler."""
 
     firsts: list[int] = field(default_factory=list)
     """Position of each micro-batch's first sample."""
@@ -111,7 +86,7 @@ class Window:
     total_weight: float = 0.0
 
     def is_filler(self, number: int) -> bool:
-        """Tell whether a micro-batch holds no sample of this process's own, and only keeps other processes company."""
+        """Tell whether a micro-batch holds no sample of this process's own, and runs for the other processes' sake."""
         return bool(self.sizes) and self.sizes[number] == 0
 
     def samples(self) -> list[int]:
@@ -172,22 +147,34 @@ class Source(Protocol):
         ...
 
 
-def in_step(windows: Iterator[Window], processes: Processes | None) -> Iterator[Window]:
-    """Yield windows as long as all processes read the same ones; nobody goes on alone, and nobody waits for ever."""
-    if processes is None or processes.count == 1:
-        yield from windows
-        return
-    for window in itertools.chain(windows, [None]):
-        place = [-1, 0, 0] if window is None else [window.first, window.count, int(window.ends_epoch)]
-        if not processes.agree(place):
-            raise DataError(
-                f"the processes read different data: samples read by each are "
-                f"{[first + count for first, count, _ in processes.gather(place)]}. Every process must be given the "
-                "same stream or sampler, whole and in the same order; the trainer takes each one's share of it."
-            )
-        if window is None:
-            return
-        yield window
+def cut_window(count: int, num_steps: int, num_processes: int = 1) -> list[list[int]]:
+    """Return sizes[step][rank]: as even as can be, the larger cells first.
+
+    Even cells avoid a lone sample, which BatchNorm refuses: there is none from two samples a cell on. Only a window
+    with fewer samples than cells leaves cells empty, and those come last.
+    """
+    if count < 0 or num_steps < 1 or num_processes < 1:
+        raise ConfigError(
+            f"a window of count={count} cannot be cut into num_steps={num_steps} for num_processes={num_processes}: "
+            "expected a count of 0 or more, and at least one step and one process."
+        )
+    smaller, num_larger = divmod(count, num_steps * num_processes)
+    return [
+        [smaller + (step * num_processes + rank < num_larger) for rank in range(num_processes)]
+        for step in range(num_steps)
+    ]
+
+
+def rank_ranges(first: int, count: int, num_steps: int, rank: int, num_processes: int) -> list[tuple[int, int]]:
+    """Return (start, size) for each step of one process, in epoch positions, for the window that starts at `first`."""
+    sizes = cut_window(count, num_steps, num_processes)
+    if not 0 <= rank < num_processes:
+        raise ConfigError(f"rank={rank} is none of num_processes={num_processes}: expected 0 to {num_processes - 1}.")
+    ranges, start = [], first
+    for step_sizes in sizes:
+        ranges.append((start + sum(step_sizes[:rank]), step_sizes[rank]))
+        start += sum(step_sizes)
+    return ranges
 
 
 def share_or_filler(items: Any, first: int, count: int) -> Any:
@@ -206,6 +193,25 @@ def without_filler(window: Window) -> Window:
     return window
 
 
+def in_lockstep(windows: Iterator[Window], processes: Processes | None) -> Iterator[Window]:
+    """Yield windows as long as all processes read the same ones; nobody goes on alone, and nobody waits for ever."""
+    if processes is None or processes.count == 1:
+        yield from windows
+        return
+    # A last word that there is no more: a process whose data ended early would else leave the others waiting.
+    for window in itertools.chain(windows, [None]):
+        place = [-1, 0, 0] if window is None else [window.first, window.count, int(window.ends_epoch)]
+        if not processes.agree(place):
+            raise DataError(
+                f"the processes read different data: samples read by each are "
+                f"{[first + count for first, count, _ in processes.gather(place)]}. Every process must be given the "
+                "same stream or sampler, whole and in the same order; the trainer takes each one's share of it."
+            )
+        if window is None:
+            return
+        yield window
+
+
 def batch_length(batch: Any) -> int:
     """Count the samples of a collated batch by its first tensor, array or list; what has no length tells nothing."""
     is_array = isinstance(batch, torch.Tensor | np.ndarray)
@@ -222,16 +228,7 @@ def batch_length(batch: Any) -> int:
     raise DataError("the batch is empty: no tensor or list in it tells how many samples it holds")
 
 
-# Items of unknown number, grouped into windows and cut for the processes.
-#
-# An item is a sample, or a batch that is ready already. This module counts and cuts items; who reads them, and from
-# where, is the sources' affair.
-
-Item: TypeAlias = tuple[Any, int]
-"""What was read, and how many samples it holds."""
-
-
-class Pace(NamedTuple):
+class WindowSize(NamedTuple):
     """How many items make a step and a whole window."""
 
     per_step: int
@@ -240,14 +237,14 @@ class Pace(NamedTuple):
     """Samples in an item, as the plan counts them."""
 
     @classmethod
-    def of(cls, plan: Plan, *, by_sample: bool) -> Pace:
-        """Return the pace of single samples, or that of ready batches."""
+    def of(cls, plan: Plan, *, by_sample: bool) -> WindowSize:
+        """Return the size in single samples, or in ready batches."""
         if by_sample:
             return cls(plan.step_samples, plan.window_samples, 1)
         return cls(plan.num_processes, plan.num_processes * plan.accumulation, plan.batch_size)
 
 
-class Left(NamedTuple):
+class Remaining(NamedTuple):
     """What may still be read: steps, and samples of all processes."""
 
     steps: int
@@ -265,7 +262,7 @@ class Group(NamedTuple):
 
 
 def in_groups(
-    items: Iterator[Item], pace: Pace, left: Left, state: Callable[[], Any], *, drop_last: bool
+    items: Iterator[Item], size: WindowSize, remaining: Remaining, state: Callable[[], Any], *, drop_last: bool
 ) -> Iterator[Group]:
     """Group items into windows; one window is read ahead, because only that tells where the epoch ends."""
 
@@ -274,21 +271,21 @@ def in_groups(
         return [] if drop_last and len(taken) < count else taken
 
     held: tuple[list[Item], Any] | None = None
-    steps_left, items_left = left.steps, -(-left.samples // pace.samples_per_item)
-    while taken := take(min(pace.per_window, steps_left * pace.per_step, items_left)):
+    steps_left, items_left = remaining.steps, -(-remaining.samples // size.samples_per_item)
+    while taken := take(min(size.per_window, steps_left * size.per_step, items_left)):
         if held is not None:
             yield Group(*held, ends_epoch=False)
         held = taken, state()
-        steps_left -= -(-len(taken) // pace.per_step)
+        steps_left -= -(-len(taken) // size.per_step)
         items_left -= len(taken)
     if held is not None:
         is_data_over = steps_left > 0 and items_left > 0
-        yield Group(*held, ends_epoch=is_data_over or not take(pace.per_window if drop_last else 1))
+        yield Group(*held, ends_epoch=is_data_over or not take(size.per_window if drop_last else 1))
 
 
-def cut(group: Group, pace: Pace, order: Order, position: int) -> tuple[Window, list[list[Any]]]:
+def cut_group(group: Group, size: WindowSize, order: Order, position: int) -> tuple[Window, list[list[Any]]]:
     """Cut a window's items for this process: a window without batches, and the items of each micro-batch."""
-    num_steps = -(-len(group.items) // pace.per_step)
+    num_steps = -(-len(group.items) // size.per_step)
     ranges = rank_ranges(0, len(group.items), num_steps, order.rank, order.num_processes)
     items, sizes = [item for item, _ in group.items], [size for _, size in group.items]
     starts = list(itertools.accumulate(sizes, initial=position))

@@ -1,4 +1,13 @@
-"""What a run measures: the storage that anyone writes to, and the writers that make files of it."""
+"""Events: what a run measures, the storage that anyone writes to, and the writers that make files of it.
+
+The modules:
+
+    storage       everything measured, while it is in memory
+    history       the values of one name, and running averages
+    writers       metrics.json, training_logs.csv, printed lines, trackers
+    tensorboard   event files
+    run_records   the ledger of updates, the record of starts
+"""
 
 from __future__ import annotations
 

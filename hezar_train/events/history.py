@@ -1,6 +1,11 @@
-"""Running averages for display: one meter, and a set of them.
+"""The values of one name over a run: held while it lasts, smoothed, saved to a file; and running averages for display.
 
-Owns no result that is saved or compared; metrics of a whole dataset are computed elsewhere, from counts.
+`History` owns the numbers of one name while they are in memory: tensors wait on their device and are read together.
+`write_histories` and `read_histories` own the one JSON file that keeps them exactly. `AverageMeter` and
+`MetricsTracker` own no result that is saved or compared: metrics of a whole dataset are computed elsewhere, from
+counts.
+
+Nothing here knows who measures or writes the values, or imports torch before it meets a tensor.
 """
 
 from __future__ import annotations
@@ -33,6 +38,227 @@ __all__ = [
     "smooth_loss",
     "write_histories",
 ]
+
+Scalar: TypeAlias = "float | Tensor"
+
+_MAX_UNREAD = 1024
+"""Values of one name that may wait on the device; then they are read, so that a name nobody reads stays small."""
+_VERSION = 1  # of the file of histories
+
+
+class History:
+    """The last `max_length` values of one name, each with its step; tensors become floats when they are read."""
+
+    # Values and steps in lists of their own: a tuple for each would set off the garbage collector again and again.
+    __slots__ = (
+        "_num_read", "_sum", "_unread", "_unread_steps", "_value_steps", "_values", "logged_total", "smoothing_hint",
+    )  # fmt: skip
+
+    def __init__(self, max_length: int = 1_000_000, smoothing_hint: bool | None = None) -> None:
+        self.smoothing_hint = smoothing_hint
+        self.logged_total = 0
+        self._unread: list[Scalar] = []
+        self._unread_steps: list[int] = []
+        self._values: deque[float] = deque(maxlen=max_length)
+        self._value_steps: deque[int] = deque(maxlen=max_length)
+        self._num_read = 0
+        self._sum = 0.0
+
+    def append(self, value: Scalar, step: int) -> None:
+        """Add a value measured at `step`."""
+        self._unread_steps.append(step)
+        unread = self._unread
+        unread.append(value)
+        if len(unread) >= _MAX_UNREAD:
+            self._read_all()
+
+    def update(self, value: Scalar, iteration: int | None = None) -> None:
+        """Add a value measured at `iteration`; without it, values are counted from 0."""
+        self.append(as_scalar("value", value), self.total if iteration is None else iteration)
+
+    def put_before(self, values: Sequence[float], steps: Sequence[int]) -> None:
+        """Put values of an earlier time before those held; they count as logged."""
+        self.put_whole_before(values, steps, len(values), sum(values))
+
+    def put_whole_before(self, values: Sequence[float], steps: Sequence[int], num_ever: int, sum_ever: float) -> None:
+        """Put an earlier history before the values held, with what it had ever counted but no longer held."""
+        self._read_all()
+        max_length = self._values.maxlen
+        self._values = deque(itertools.chain(values, self._values), max_length)
+        self._value_steps = deque(itertools.chain(steps, self._value_steps), max_length)
+        self._num_read += num_ever
+        self.logged_total += num_ever
+        self._sum += sum_ever
+
+    @property
+    def total(self) -> int:
+        """How many values were ever added, those no longer held included."""
+        return self._num_read + len(self._unread)
+
+    @property
+    def has_unlogged(self) -> bool:
+        """Tell whether something was added since the name was last logged."""
+        return self.total != self.logged_total
+
+    def peek(self) -> tuple[Scalar, int]:
+        """Return the last value and its step, without a host read."""
+        if self._unread:
+            return self._unread[-1], self._unread_steps[-1]
+        return self._values[-1], self._value_steps[-1]
+
+    def values(self) -> list[tuple[float, int]]:
+        """Return all values held, oldest first, as (value, step)."""
+        self._read_all()
+        return list(zip(self._values, self._value_steps, strict=True))
+
+    def latest(self) -> float:
+        """Return the last value."""
+        return self._last(1)[0]
+
+    def avg(self, window_size: int | None = None) -> float:
+        """Return the mean of the last `window_size` values (of all held, if None)."""
+        return statistics.fmean(self._last(window_size))
+
+    def median(self, window_size: int | None = None) -> float:
+        """Return the median of the last `window_size` values (of all held, if None)."""
+        return statistics.median(self._last(window_size))
+
+    def global_sum(self) -> float:
+        """Return the sum of all values ever added, those no longer held included."""
+        self._read_all()
+        return self._sum
+
+    def global_avg(self) -> float:
+        """Return the mean of all values ever added, those no longer held included."""
+        if not self.total:
+            raise DataError("this history has no values yet: add one first")
+        return self.global_sum() / self.total
+
+    def _last(self, window_size: int | None) -> list[float]:
+        if window_size is not None and window_size < 1:
+            raise DataError(f"window_size={window_size!r} must be at least 1, or None for all values")
+        self._read_all()
+        if not self._values:
+            raise DataError("this history has no values yet: add one first")
+        return list(itertools.islice(reversed(self._values), window_size))
+
+    def _read_all(self) -> None:
+        """Turn what waits on the device into floats, all of it together."""
+        floats = read_scalars(self._unread)
+        self._values.extend(floats)
+        self._value_steps.extend(self._unread_steps)
+        self._num_read += len(floats)
+        self._sum += sum(floats)
+        self._unread.clear()
+        self._unread_steps.clear()
+
+
+HistoryBuffer = History
+"""LiBai's name for it."""
+
+
+def smooth_loss(history: Iterable[float], beta: float = 0.98) -> list[float]:
+    """Return the exponential moving average of a curve, corrected for its start at zero.
+
+    Each value weighs `beta` times as much as the one after it; a constant curve stays what it is.
+    """
+    if not 0 <= beta < 1:
+        raise DataError(
+            f"beta={beta!r} must lie in 0 <= beta < 1; 0 does not smooth, 0.98 looks back on about 50 values"
+        )
+    smooth, average = [], 0.0
+    for count, value in enumerate(history, start=1):
+        average = beta * average + (1 - beta) * value
+        smooth.append(average / (1 - beta**count))
+    return smooth
+
+
+def as_scalar(name: str, value: Any) -> Scalar:
+    """Return `value` as a float or a 0-d tensor without a graph, or say why it cannot be one."""
+    # Instead of `isinstance`: no torch is imported for the sake of a float.
+    requires_grad = getattr(value, "requires_grad", None)
+    if requires_grad is not None:
+        tensor: Tensor = _one_element(name, value) if value.ndim else value
+        return tensor.detach() if requires_grad else tensor
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise DataError(f"{name!r} is {value!r}, expected a number or a tensor of one element") from None
+
+
+def _one_element(name: str, value: Tensor) -> Tensor:
+    if value.numel() != 1:
+        shape = tuple(value.shape)
+        raise DataError(f"{name!r} is a tensor of shape {shape}, expected one element; put its mean, or its parts")
+    return value.reshape(())
+
+
+def read_scalars(values: Sequence[Scalar]) -> list[float]:
+    """Convert to floats exactly, with one host read per device and dtype."""
+    floats: list[Any] = list(values)
+    on_device: dict[tuple[object, object], list[int]] = {}
+    for index, value in enumerate(values):
+        if not isinstance(value, float):
+            on_device.setdefault((value.device, value.dtype), []).append(index)
+    for indices in on_device.values():
+        for index, number in zip(indices, _read_tensors([values[index] for index in indices]), strict=True):
+            floats[index] = float(number)
+    return floats
+
+
+def _read_tensors(tensors: list[Any]) -> list[float]:
+    if len(tensors) == 1:
+        return [tensors[0].item()]
+    import torch
+
+    read: list[float] = torch.stack(tensors).tolist()
+    return read
+
+
+class SavedHistory(NamedTuple):
+    """The values of one name as a file holds them."""
+
+    values: list[float]
+    steps: list[int]
+    num_ever: int
+    sum_ever: float
+    smoothing_hint: bool | None
+
+
+def write_histories(path: str | os.PathLike[str], histories: Mapping[str, History]) -> Path:
+    """Write all values held, whole or not at all; floats are written so that they read back exactly.
+
+    A number that is not finite is written as NaN or Infinity, as Python's `json` does.
+    """
+    saved = {name: _saved(history)._asdict() for name, history in histories.items()}
+    content = json.dumps({"version": _VERSION, "histories": saved}, ensure_ascii=False)
+    return write_atomically(path, content + "\n")
+
+
+def read_histories(path: str | os.PathLike[str]) -> dict[str, SavedHistory]:
+    """Read what `write_histories` wrote."""
+    try:
+        content = json.loads(Path(path).read_bytes())
+        version, histories = content["version"], content["histories"]
+        saved = {name: _parse(fields) for name, fields in histories.items()} if version == _VERSION else {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path} is not a file of histories, as save_history() writes it") from None
+    if version != _VERSION:
+        raise DataError(f"{path} has version {version!r} of the format, expected {_VERSION}")
+    return saved
+
+
+def _saved(history: History) -> SavedHistory:
+    points = history.values()
+    values, steps = [value for value, _ in points], [step for _, step in points]
+    return SavedHistory(values, steps, history.total, history.global_sum(), history.smoothing_hint)
+
+
+def _parse(fields: dict[str, Any]) -> SavedHistory:
+    saved = SavedHistory(**fields)
+    pairs = zip(saved.values, saved.steps, strict=True)  # a ValueError if one list is shorter
+    values, steps = zip(*[(float(value), int(step)) for value, step in pairs], strict=True)
+    return saved._replace(values=list(values), steps=list(steps))
 
 
 class AverageMeter:
@@ -103,231 +329,3 @@ def _output_names(metrics: Iterable[str] | Mapping[str, Any]) -> Iterable[str]:
     if not isinstance(metrics, Mapping):
         return metrics
     return [name for metric in metrics.values() for name in metric.config.output_keys]
-
-
-# The values of one name over a run, and how to smooth them.
-#
-# Owns the numbers of one name while they are in memory: tensors wait on their device and are read together. Does not
-# know who measures or writes them, and does not import torch before it meets a tensor.
-
-Scalar: TypeAlias = "float | Tensor"
-
-_MAX_UNREAD = 1024
-"""Values of one name that may wait on the device; then they are read, so that a name nobody reads stays small."""
-
-
-class History:
-    """The last `max_length` values of one name, each with its step; tensors become floats when they are read."""
-
-    # Values and steps in lists of their own: a tuple for each would set off the garbage collector again and again.
-    __slots__ = (
-        "_num_settled", "_settled", "_settled_steps", "_steps", "_sum", "_unread", "logged_total", "smoothing_hint",
-    )  # fmt: skip
-
-    def __init__(self, max_length: int = 1_000_000, smoothing_hint: bool | None = None) -> None:
-        self.smoothing_hint = smoothing_hint
-        self.logged_total = 0
-        self._unread: list[Scalar] = []
-        self._steps: list[int] = []
-        self._settled: deque[float] = deque(maxlen=max_length)
-        self._settled_steps: deque[int] = deque(maxlen=max_length)
-        self._num_settled = 0
-        self._sum = 0.0
-
-    def append(self, value: Scalar, step: int) -> None:
-        """Add a value measured at `step`."""
-        self._steps.append(step)
-        unread = self._unread
-        unread.append(value)
-        if len(unread) >= _MAX_UNREAD:
-            self._settle()
-
-    def update(self, value: Scalar, iteration: int | None = None) -> None:
-        """Add a value measured at `iteration`; without it, values are counted from 0."""
-        self.append(as_scalar("value", value), self.total if iteration is None else iteration)
-
-    def put_before(self, values: Sequence[float], steps: Sequence[int]) -> None:
-        """Put values of an earlier time before those held; they count as logged."""
-        self.put_whole_before(values, steps, len(values), sum(values))
-
-    def put_whole_before(self, values: Sequence[float], steps: Sequence[int], num_ever: int, sum_ever: float) -> None:
-        """Put an earlier history before the values held, with what it had ever counted but no longer held."""
-        self._settle()
-        max_length = self._settled.maxlen
-        self._settled = deque(itertools.chain(values, self._settled), max_length)
-        self._settled_steps = deque(itertools.chain(steps, self._settled_steps), max_length)
-        self._num_settled += num_ever
-        self.logged_total += num_ever
-        self._sum += sum_ever
-
-    @property
-    def total(self) -> int:
-        """How many values were ever added, those no longer held included."""
-        return self._num_settled + len(self._unread)
-
-    @property
-    def has_unlogged(self) -> bool:
-        """Tell whether something was added since the name was last logged."""
-        return self.total != self.logged_total
-
-    def peek(self) -> tuple[Scalar, int]:
-        """Return the last value and its step, without a host read."""
-        if self._unread:
-            return self._unread[-1], self._steps[-1]
-        return self._settled[-1], self._settled_steps[-1]
-
-    def values(self) -> list[tuple[float, int]]:
-        """Return all values held, oldest first, as (value, step)."""
-        self._settle()
-        return list(zip(self._settled, self._settled_steps, strict=True))
-
-    def latest(self) -> float:
-        """Return the last value."""
-        return self._last(1)[0]
-
-    def avg(self, window_size: int | None = None) -> float:
-        """Return the mean of the last `window_size` values (of all held, if None)."""
-        return statistics.fmean(self._last(window_size))
-
-    def median(self, window_size: int | None = None) -> float:
-        """Return the median of the last `window_size` values (of all held, if None)."""
-        return statistics.median(self._last(window_size))
-
-    def global_sum(self) -> float:
-        """Return the sum of all values ever added, those no longer held included."""
-        self._settle()
-        return self._sum
-
-    def global_avg(self) -> float:
-        """Return the mean of all values ever added, those no longer held included."""
-        if not self.total:
-            raise DataError("this history has no values yet: add one first")
-        return self.global_sum() / self.total
-
-    def _last(self, window_size: int | None) -> list[float]:
-        if window_size is not None and window_size < 1:
-            raise DataError(f"window_size={window_size!r} must be at least 1, or None for all values")
-        self._settle()
-        if not self._settled:
-            raise DataError("this history has no values yet: add one first")
-        return list(itertools.islice(reversed(self._settled), window_size))
-
-    def _settle(self) -> None:
-        floats = read_scalars(self._unread)
-        self._settled.extend(floats)
-        self._settled_steps.extend(self._steps)
-        self._num_settled += len(floats)
-        self._sum += sum(floats)
-        self._unread.clear()
-        self._steps.clear()
-
-
-HistoryBuffer = History
-"""LiBai's name for it."""
-
-
-def smooth_loss(history: Iterable[float], beta: float = 0.98) -> list[float]:
-    """Return the exponential moving average of a curve, corrected for its start at zero.
-
-    Each value weighs `beta` times as much as the one after it; a constant curve stays what it is.
-    """
-    if not 0 <= beta < 1:
-        raise DataError(
-            f"beta={beta!r} must lie in 0 <= beta < 1; 0 does not smooth, 0.98 looks back on about 50 values"
-        )
-    smooth, average = [], 0.0
-    for count, value in enumerate(history, start=1):
-        average = beta * average + (1 - beta) * value
-        smooth.append(average / (1 - beta**count))
-    return smooth
-
-
-def as_scalar(name: str, value: Any) -> Scalar:
-    """Return `value` as a float or a 0-d tensor without a graph, or say why it cannot be one."""
-    requires_grad = getattr(value, "requires_grad", None)
-    if requires_grad is not None:
-        tensor: Tensor = _one_element(name, value) if value.ndim else value
-        return tensor.detach() if requires_grad else tensor
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise DataError(f"{name!r} is {value!r}, expected a number or a tensor of one element") from None
-
-
-def read_scalars(values: Sequence[Scalar]) -> list[float]:
-    """Convert to floats exactly, with one host read per device and dtype."""
-    floats: list[Any] = list(values)
-    on_device: dict[tuple[object, object], list[int]] = {}
-    for index, value in enumerate(values):
-        if not isinstance(value, float):
-            on_device.setdefault((value.device, value.dtype), []).append(index)
-    for indices in on_device.values():
-        for index, number in zip(indices, _read_tensors([values[index] for index in indices]), strict=True):
-            floats[index] = float(number)
-    return floats
-
-
-def _one_element(name: str, value: Tensor) -> Tensor:
-    if value.numel() != 1:
-        shape = tuple(value.shape)
-        raise DataError(f"{name!r} is a tensor of shape {shape}, expected one element; put its mean, or its parts")
-    return value.reshape(())
-
-
-def _read_tensors(tensors: list[Any]) -> list[float]:
-    if len(tensors) == 1:
-        return [tensors[0].item()]
-    import torch
-
-    read: list[float] = torch.stack(tensors).tolist()
-    return read
-
-
-# Histories as one JSON file: floats are written so that they read back exactly.
-#
-# Owns the format and its checks. A number that is not finite is written as NaN or Infinity, as Python's `json` does.
-
-_VERSION = 1
-
-
-class SavedHistory(NamedTuple):
-    """The values of one name as a file holds them."""
-
-    values: list[float]
-    steps: list[int]
-    num_ever: int
-    sum_ever: float
-    smoothing_hint: bool | None
-
-
-def write_histories(path: str | os.PathLike[str], histories: Mapping[str, History]) -> Path:
-    """Write all values held, whole or not at all."""
-    saved = {name: _saved(history)._asdict() for name, history in histories.items()}
-    content = json.dumps({"version": _VERSION, "histories": saved}, ensure_ascii=False)
-    return write_atomically(path, content + "\n")
-
-
-def read_histories(path: str | os.PathLike[str]) -> dict[str, SavedHistory]:
-    """Read what `write_histories` wrote."""
-    try:
-        content = json.loads(Path(path).read_bytes())
-        version, histories = content["version"], content["histories"]
-        saved = {name: _parse(fields) for name, fields in histories.items()} if version == _VERSION else {}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{path} is not a file of histories, as save_history() writes it") from None
-    if version != _VERSION:
-        raise DataError(f"{path} has version {version!r} of the format, expected {_VERSION}")
-    return saved
-
-
-def _saved(history: History) -> SavedHistory:
-    points = history.values()
-    values, steps = [value for value, _ in points], [step for _, step in points]
-    return SavedHistory(values, steps, history.total, history.global_sum(), history.smoothing_hint)
-
-
-def _parse(fields: dict[str, Any]) -> SavedHistory:
-    saved = SavedHistory(**fields)
-    pairs = zip(saved.values, saved.steps, strict=True)  # a ValueError if one list is shorter
-    values, steps = zip(*[(float(value), int(step)) for value, step in pairs], strict=True)
-    return saved._replace(values=list(values), steps=list(steps))

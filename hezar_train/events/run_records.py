@@ -1,6 +1,11 @@
-"""The ledger: one line per update that says which samples it took, so that anyone can prove each was trained once.
+"""Records that a run keeps of itself: the ledger of its updates, and the record of its starts.
 
-Owns the line format and its reading back. Does not know the data order; positions are the sampler's.
+`ledger.jsonl` has one line per update that says which samples it took, so that anyone can prove each was trained once.
+This module owns the line format and its reading back; it does not know the data order, positions are the sampler's.
+
+`environment.json` says of each start what it was made of, where its time went and how it ended. This module owns the
+file's form and the words for an end. A start that was killed has no end. What cannot be read counts as not there: the
+record is for people to look at, a run goes on without it.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from typing import Any
 from hezar_train.config.files import read_json, to_json, write_atomically
 from hezar_train.errors import DataError
 from hezar_train.events.writers import AppendFile
+from hezar_train.run_layout import LEDGER_FILE, STARTS_FILE
 
 __all__ = [
     "FAILED",
@@ -32,7 +38,7 @@ __all__ = [
     "starts_in",
 ]
 
-LEDGER_FILE = "ledger.jsonl"
+FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 
 _MAX_LINES_IN_MEMORY = 4096
 
@@ -72,6 +78,7 @@ class Ledger:
     def add(self, update: int, epoch: int, first: int, count: int) -> None:
         """Note that `update` took the `count` positions of `epoch` from `first` on."""
         lines = self._lines
+        # Written out: it runs in every update, and `json.dumps` takes several times as long.
         lines.append(f'{{"update": {update}, "epoch": {epoch}, "first": {first}, "count": {count}}}\n')
         if len(lines) >= _MAX_LINES_IN_MEMORY:
             self.flush()
@@ -98,23 +105,14 @@ class Ledger:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n"):
-                    yield _parse(path, number, line)
+                    yield _parse_line(path, number, line)
 
 
-def _parse(path: str | os.PathLike[str], number: int, line: bytes) -> LedgerLine:
+def _parse_line(path: str | os.PathLike[str], number: int, line: bytes) -> LedgerLine:
     try:
         return LedgerLine(**json.loads(line))
     except (ValueError, TypeError):
         raise DataError(f"{path}, line {number} is not a line of a ledger: {line[:80]!r}") from None
-
-
-# The record of a run's starts, `RUN/environment.json`: what each was made of, where its time went, how it ended.
-#
-# Owns the file's form and the words for an end. A start that was killed has no end. What cannot be read counts as not
-# there: the record is for looking, a run goes on without it.
-
-STARTS_FILE = "environment.json"
-FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 
 
 def read_starts(run_folder: Path) -> list[dict[str, Any]]:
@@ -130,13 +128,13 @@ def starts_in(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def add_start(run_folder: Path, start: Mapping[str, Any]) -> Path:
     """Append a start; return the file."""
-    return _write(run_folder, [*read_starts(run_folder), start])
+    return _write_starts(run_folder, [*read_starts(run_folder), start])
 
 
 def amend_start(run_folder: Path, facts: Mapping[str, Any]) -> None:
     """Add facts to the newest start; without one there is nothing to add to."""
     if starts := read_starts(run_folder):
-        _write(run_folder, [*starts[:-1], {**starts[-1], **facts}])
+        _write_starts(run_folder, [*starts[:-1], {**starts[-1], **facts}])
 
 
 def end_of(start: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,5 +148,5 @@ def ended_for_good(end: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     return end.get("how") == FINISHED and settings.get("local_update_steps") is None
 
 
-def _write(run_folder: Path, starts: list[Any]) -> Path:
+def _write_starts(run_folder: Path, starts: list[Any]) -> Path:
     return write_atomically(run_folder / STARTS_FILE, to_json({"starts": starts}))

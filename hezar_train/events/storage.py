@@ -1,7 +1,11 @@
-"""Images and histograms on their way to a writer.
+"""`EventStorage`: everything measured during a run, a history per name, and the rows that writers turn into files.
 
-Owns their form: an image becomes 8-bit pixels, a histogram counts per bucket, both small and free of the graph they
-came from. Owns no file format.
+Owns the numbers while they are in memory. Anyone may put a value at any time; a tensor stays on its device until
+someone reads it, and is then read together with its neighbours. Images become 8-bit pixels and histograms counts per
+bucket, both small and free of the graph they came from. A `Backlog` keeps a place mark for each writer: no writer gets
+an item twice, and one that fails gets it again.
+
+Owns no file format (`writers` does), and does not import torch before it meets a tensor.
 """
 
 from __future__ import annotations
@@ -43,8 +47,29 @@ __all__ = [
     "make_image",
 ]
 
+RESERVED_NAMES = ("step", "epoch", "time")
+"""Names a row already has; a logged value cannot take them."""
+
 NUM_CHANNELS = (1, 3, 4)
 """Grey, RGB, RGB with transparency."""
+
+_MAX_UNWRITTEN_IMAGES = 64  # a run without a writer of images must not fill the memory with them
+_MAX_UNWRITTEN_HISTOGRAMS = 1024
+
+T = TypeVar("T")
+
+_current: list[EventStorage] = []  # entered and not left yet; `get_event_storage` returns the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was logged at one step."""
+
+    step: int
+    epoch: int
+    time: float
+    """Seconds since 1970."""
+    values: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,109 +100,6 @@ class Histogram:
     bucket_limits: list[float]
     """The upper end of each bucket."""
     bucket_counts: list[int]
-
-
-def make_image(name: str, step: int, image: Any) -> Image:
-    """Copy a picture of channels, rows, columns; floats lie in 0..1 and are cut off there."""
-    import torch
-
-    pixels = torch.as_tensor(image).detach()
-    if pixels.ndim != 3 or pixels.shape[0] not in NUM_CHANNELS or not pixels.numel():
-        shape = tuple(pixels.shape)
-        raise DataError(f"{name!r} has the shape {shape}, expected (channels, height, width) with 1, 3 or 4 channels")
-    if pixels.is_floating_point():
-        pixels = pixels.float().nan_to_num().clamp(0, 1).mul(255).round().to(torch.uint8)
-    elif pixels.dtype == torch.uint8:
-        pixels = pixels.clone()  # a view would hold the whole batch, and change with it
-    else:
-        raise DataError(f"{name!r} is of {pixels.dtype}, expected floats in 0..1 or torch.uint8")
-    return Image(name, step, time.time(), pixels)
-
-
-def make_histogram(name: str, step: int, values: Any, bins: int) -> Histogram:
-    """Count the finite numbers of `values` in `bins` buckets of equal width."""
-    import numpy as np
-    import torch
-
-    if bins < 1:
-        raise DataError(f"bins={bins!r} of {name!r} must be at least 1")
-    numbers = torch.as_tensor(values).detach().cpu().double().numpy().ravel()
-    finite = numbers[np.isfinite(numbers)]
-    counts, edges = np.histogram(finite, bins)
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    total, squares = float(finite.sum()), float(np.square(finite).sum())
-    return Histogram(
-        name, step, time.time(), low, high, finite.size, total, squares, edges[1:].tolist(), counts.tolist()
-    )
-
-
-# What was measured and not yet written, with a place mark for each writer.
-#
-# Owns the marks: no writer gets an item twice, and one that fails gets it again. Does not know what the items are.
-
-T = TypeVar("T")
-
-
-class Backlog(Generic[T]):
-    """Items that some reader has not had; beyond `limit` of them the oldest is forgotten."""
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.items: deque[T] = deque(maxlen=limit)
-        self._num_added = 0
-        self._num_read: dict[int, int] = {}
-
-    def add(self, item: T) -> None:
-        """Add an item for every reader."""
-        self.items.append(item)
-        self._num_added += 1
-
-    def hand_to(self, reader: int, read: Callable[[Sequence[T]], None]) -> None:
-        """Give a reader what it has not had; if it fails, it gets the same again next time."""
-        end = self._num_added
-        num_unread = min(self._num_unread(reader), len(self.items))
-        if num_unread:
-            read(list(self.items)[-num_unread:])
-        self._num_read[reader] = end
-
-    def forget_read(self, readers: Iterable[int]) -> None:
-        """Forget what all `readers` have had, and the marks of others."""
-        self._num_read = {reader: self._num_added - self._num_unread(reader) for reader in readers}
-        num_kept = max((self._num_unread(reader) for reader in self._num_read), default=0)
-        while len(self.items) > num_kept:
-            self.items.popleft()
-
-    def clear(self) -> None:
-        """Forget everything, read or not."""
-        self.items.clear()
-
-    def _num_unread(self, reader: int) -> int:
-        return self._num_added - self._num_read.get(reader, 0)
-
-
-# Everything measured during a run: a history per name, and the rows that writers turn into files.
-#
-# Owns the numbers while they are in memory. Anyone may put a value at any time; a tensor stays on its device until
-# someone reads it, and is then read together with its neighbours. Owns no file format (`writers` does), and does not
-# import torch before it meets a tensor.
-
-RESERVED_NAMES = ("step", "epoch", "time")
-"""Names a row already has; a logged value cannot take them."""
-
-_MAX_UNWRITTEN_IMAGES = 64
-_MAX_UNWRITTEN_HISTOGRAMS = 1024
-
-_current: list[EventStorage] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What was logged at one step."""
-
-    step: int
-    epoch: int
-    time: float
-    """Seconds since 1970."""
-    values: dict[str, float] = field(default_factory=dict)
 
 
 class RowReader(Protocol):
@@ -238,6 +160,7 @@ class EventStorage:
 
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
         """Record a number measured at the current step; a tensor must not be written to afterwards."""
+        # On the path of every step: no call but those that are needed, and nothing waits for the device.
         if self._prefix:
             name = self._prefix + name
         if type(value) is not float:
@@ -319,7 +242,7 @@ class EventStorage:
         _check_names(values)
         checked = [as_scalar(name, value) for name, value in values.items()]
         row = Row(step, epoch, time.time(), dict(zip(values, read_scalars(checked), strict=True)))
-        self._remember(row, values)
+        self._add_to_histories(row, values)
         self._rows.add(row)
         return row
 
@@ -359,9 +282,9 @@ class EventStorage:
     def flush(self) -> None:
         """Let each writer write what it has not seen and hand it to the operating system."""
         for writer in self.writers:
-            self._rows.hand_to(id(writer), writer.write)
-            self._images.hand_to(id(writer), writer.write_images)
-            self._histograms.hand_to(id(writer), writer.write_histograms)
+            self._rows.deliver_to(id(writer), writer.write)
+            self._images.deliver_to(id(writer), writer.write_images)
+            self._histograms.deliver_to(id(writer), writer.write_histograms)
             writer.flush()
         readers = [id(writer) for writer in self.writers]
         self._rows.forget_read(readers)
@@ -381,7 +304,7 @@ class EventStorage:
             _close_all(self.writers)
             self.writers.clear()
 
-    def _remember(self, row: Row, given: Mapping[str, Scalar]) -> None:
+    def _add_to_histories(self, row: Row, given: Mapping[str, Scalar]) -> None:
         """Add a row's values to the histories, except a value that was put there and is only now logged."""
         for name, value in row.values.items():
             history = self._history_of(name)
@@ -406,12 +329,6 @@ class EventStorage:
         _current.remove(self)
 
 
-class _UnknownNameError(DataError, KeyError):
-    """A name under which nothing was measured; also a KeyError, as of any mapping."""
-
-    __str__ = Exception.__str__  # a KeyError would show the message in quotes
-
-
 def get_event_storage() -> EventStorage:
     """Return the storage of the run that is under way."""
     if not _current:
@@ -420,6 +337,12 @@ def get_event_storage() -> EventStorage:
             "in a hook), or inside `with EventStorage():`"
         )
     return _current[-1]
+
+
+class _UnknownNameError(DataError, KeyError):
+    """A name under which nothing was measured; also a KeyError, as of any mapping."""
+
+    __str__ = Exception.__str__  # a KeyError would show the message in quotes
 
 
 def _agree_on_hint(name: str, history: History, smoothing_hint: bool) -> None:
@@ -448,3 +371,73 @@ def _check_names(names: Iterable[str]) -> None:
             raise DataError(f"a row has its own {name!r}; log the value under another name")
         if "\n" in name or "\r" in name:
             raise DataError(f"{name!r} has a line break, which a line of a log cannot hold; use another name")
+
+
+class Backlog(Generic[T]):
+    """Items that some reader has not had; beyond `limit` of them the oldest is forgotten."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.items: deque[T] = deque(maxlen=limit)
+        self._num_added = 0
+        self._num_read: dict[int, int] = {}
+
+    def add(self, item: T) -> None:
+        """Add an item for every reader."""
+        self.items.append(item)
+        self._num_added += 1
+
+    def deliver_to(self, reader: int, read: Callable[[Sequence[T]], None]) -> None:
+        """Give a reader what it has not had; if it fails, it gets the same again next time."""
+        end = self._num_added
+        num_unread = min(self._num_unread(reader), len(self.items))
+        if num_unread:
+            read(list(self.items)[-num_unread:])
+        self._num_read[reader] = end
+
+    def forget_read(self, readers: Iterable[int]) -> None:
+        """Forget what all `readers` have had, and the marks of others."""
+        self._num_read = {reader: self._num_added - self._num_unread(reader) for reader in readers}
+        num_kept = max((self._num_unread(reader) for reader in self._num_read), default=0)
+        while len(self.items) > num_kept:
+            self.items.popleft()
+
+    def clear(self) -> None:
+        """Forget everything, read or not."""
+        self.items.clear()
+
+    def _num_unread(self, reader: int) -> int:
+        return self._num_added - self._num_read.get(reader, 0)
+
+
+def make_image(name: str, step: int, image: Any) -> Image:
+    """Copy a picture of channels, rows, columns; floats lie in 0..1 and are cut off there."""
+    import torch
+
+    pixels = torch.as_tensor(image).detach()
+    if pixels.ndim != 3 or pixels.shape[0] not in NUM_CHANNELS or not pixels.numel():
+        shape = tuple(pixels.shape)
+        raise DataError(f"{name!r} has the shape {shape}, expected (channels, height, width) with 1, 3 or 4 channels")
+    if pixels.is_floating_point():
+        pixels = pixels.float().nan_to_num().clamp(0, 1).mul(255).round().to(torch.uint8)
+    elif pixels.dtype == torch.uint8:
+        pixels = pixels.clone()  # a view would hold the whole batch, and change with it
+    else:
+        raise DataError(f"{name!r} is of {pixels.dtype}, expected floats in 0..1 or torch.uint8")
+    return Image(name, step, time.time(), pixels)
+
+
+def make_histogram(name: str, step: int, values: Any, bins: int) -> Histogram:
+    """Count the finite numbers of `values` in `bins` buckets of equal width."""
+    import numpy as np
+    import torch
+
+    if bins < 1:
+        raise DataError(f"bins={bins!r} of {name!r} must be at least 1")
+    numbers = torch.as_tensor(values).detach().cpu().double().numpy().ravel()
+    finite = numbers[np.isfinite(numbers)]
+    counts, edges = np.histogram(finite, bins)
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    total, squares = float(finite.sum()), float(np.square(finite).sum())
+    return Histogram(
+        name, step, time.time(), low, high, finite.size, total, squares, edges[1:].tolist(), counts.tolist()
+    )

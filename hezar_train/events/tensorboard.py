@@ -1,4 +1,4 @@
-"""What TensorBoard shows: event files of our own, or a `SummaryWriter` that the user made.
+"""TensorBoard: event files of our own, or everything passed on to a `SummaryWriter` that the user made.
 
 Owns the event format: scalars, images as PNG, histograms as counts. Refuses to decide what is logged and when.
 """
@@ -17,11 +17,12 @@ from typing import Any
 from hezar_train.errors import MissingDependencyError
 from hezar_train.events.storage import Histogram, Image, Row
 from hezar_train.events.writers import AppendFile, EventWriter, FileWriter
+from hezar_train.run_layout import EVENTS_PREFIX
 
 __all__ = ["SummaryWriterAdapter", "TensorBoardWriter", "TensorboardXWriter"]
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PNG_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
+_PNG_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # by number of channels: grey, RGB, RGB with transparency
 
 
 class TensorBoardWriter(FileWriter):
@@ -135,7 +136,7 @@ def _png_chunk(kind: bytes, data: bytes) -> bytes:
 
 def _new_event_path(folder: Path) -> Path:
     """Name an event file so that it sorts after those that are there: readers take them in that order."""
-    stamps = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    stamps = [path.name.split(".")[3] for path in folder.glob(f"{EVENTS_PREFIX}*")]
     newest = max((int(stamp) for stamp in stamps if stamp.isdigit()), default=0)
     stamp = max(int(time.time()), newest + 1)
-    return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
+    return folder / f"{EVENTS_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"

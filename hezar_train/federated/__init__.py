@@ -1,4 +1,4 @@
-"""FederatedScope's world on the one loop: workers' trainers by name, algorithms as hooks, its metrics and monitor."""
+"""FederatedScope's federated training on our loop: trainers by name, algorithms as hooks, its metrics and monitor."""
 
 from hezar_train.federated.ditto import DittoTrainer, wrap_DittoTrainer
 from hezar_train.federated.fedprox import (

@@ -1,4 +1,4 @@
-"""Ditto: a worker trains a personal model beside the global one, and the personal one is drawn to the global one.
+"""Ditto: a worker trains a personal model beside the global one, with a proximal term towards the global one.
 
 A call of `train()` first trains the personal model for a number of steps of its own, with `regular_weight` times its
 distance from the global one added to the gradients, then the global one, plainly. The personal model is evaluated; the
@@ -133,7 +133,7 @@ def wrap_DittoTrainer(  # noqa: N802 - the name that FederatedScope gives it
 
 
 class _SampleCounts(Hook):
-    """Remember where each model's part of a call began, also over a kill."""
+    """Count the samples of each model in a call, also over a kill: where each model's part began is saved."""
 
     @property
     def name(self) -> str:

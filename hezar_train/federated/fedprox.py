@@ -1,8 +1,12 @@
-"""FedProx: a call of `train()` may not carry the weights far from where it began.
+"""FedProx: a proximal term keeps the weights near those that a call of `train()` began with.
 
-The pull mu / 2 * |w - w0|^2 has the gradient mu * (w - w0), which is added to the window's gradient as it stands: no
+The term mu / 2 * |w - w0|^2 has the gradient mu * (w - w0), which is added to the window's gradient as it stands: no
 graph is built, and it does not matter into how many micro-batches the window was cut. The starting point w0 is saved
 in every checkpoint of its call, so a call that was killed goes on towards the same point.
+
+`RegularizedOptimizer` is the same term for any optimizer, towards a reference of the caller's: weight * (p - reference)
+is added to each gradient before a step. The optimizer itself stays the object it was, so schedules, scalers and the
+trainer's own steps keep working. No checkpoint holds the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ Weights = dict[str, torch.Tensor]
 
 
 class FedProx(Hook):
-    """Pull the trained weights back to those that the routine began with; hooks see these as `ctx.weight_init`."""
+    """Add the proximal term to each update; hooks see the weights that the routine began with as `ctx.weight_init`."""
 
     modes = frozenset({Mode.TRAIN, Mode.FINETUNE})
 
@@ -58,16 +62,17 @@ class FedProx(Hook):
         ctx.weight_init = self._start
 
     def on_batch_forward(self, ctx: Context) -> None:
-        """Show the pull's value to hooks; like every regulariser it is not a part of the logged loss."""
+        """Show the term's value to hooks; like every regulariser it is not a part of the logged loss."""
         with torch.no_grad():
             far = sum((p - start).square().sum() for p, start in self._pairs(ctx))
         ctx.loss_regular = ctx.get("loss_regular", 0.0) + self._mu / 2 * far
 
     def on_batch_backward(self, ctx: Context) -> None:
-        """Add the pull to the gradients of a whole window."""
+        """Add the term's gradient to that of a whole window."""
         if not ctx.closes_window:
             return
         scaler = self.trainer.runtime.scaler
+        # The gradients are still scaled by the loss scaler, which divides them, and this term, before the step.
         factor = self._mu if scaler is None else self._mu * scaler.get_scale()
         with torch.no_grad():
             for parameter, start in self._pairs(ctx):
@@ -103,14 +108,8 @@ def _copies(model: nn.Module) -> Weights:
     return {name: p.detach().clone() for name, p in unwrap(model).named_parameters() if p.requires_grad}
 
 
-# An optimizer that is drawn to other parameters: weight * (p - reference) is added to each gradient before a step.
-#
-# The optimizer itself stays the object it was, so schedules, scalers and the trainer's own steps keep working. The
-# reference belongs to the caller: no checkpoint holds it.
-
-
 class RegularizedOptimizer:
-    """An optimizer with a reference; everything else is the optimizer's own."""
+    """An optimizer with a proximal term towards a reference; everything else is the optimizer's own."""
 
     def __init__(self, optimizer: Optimizer, regular_weight: float) -> None:
         self.optimizer, self._weight = optimizer, regular_weight
@@ -147,5 +146,5 @@ class RegularizedOptimizer:
 
 
 def wrap_regularized_optimizer(base_optimizer: Optimizer, regular_weight: float) -> RegularizedOptimizer:
-    """Draw an optimizer's parameters to a reference, to be set on what is returned."""
+    """Give an optimizer a proximal term; its reference is set on what is returned."""
     return RegularizedOptimizer(base_optimizer, regular_weight)

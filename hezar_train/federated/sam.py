@@ -1,8 +1,9 @@
-"""Sharpness-aware minimisation (SAM, ASAM): each update uses the gradient from the worst place nearby.
+"""Sharpness-aware minimisation (SAM, ASAM): each update uses the gradient at the worst weights nearby.
 
-When a window's gradient is known, the weights climb by `rho` along it, the whole window is gone over again from there,
-and the weights come back, exactly. What stands before the hook at `on_batch_backward` belongs to the gradient that is
-looked for and runs twice; what stands after it runs once. The logged loss is that of the first pass.
+When a window's gradient is known, the weights are perturbed by `rho` along it, the whole window is run again from there
+(a second forward and backward pass), and the weights come back, exactly. What stands before the hook at
+`on_batch_backward` belongs to that gradient and runs twice; what stands after it runs once. The logged loss is that of
+the first pass.
 """
 
 from __future__ import annotations
@@ -53,19 +54,19 @@ class SAM(Hook):
         ctx.repeated = (*hooks.calls(Moment.BATCH_FORWARD), *hooks.calls(Moment.BATCH_BACKWARD)[:place])
 
     def on_batch_backward(self, ctx: Context) -> None:
-        """Gather the window's batches; on the last one, go over them again from the worst place nearby."""
+        """Gather the window's batches; on the last one, run them again at the perturbed weights."""
         if ctx.batch_in_window == 0:
             self._batches = []
         self._batches.append(ctx.batch)
         if ctx.closes_window:
-            with self._uphill(unwrap(ctx.model)), _as_before(ctx):
-                self._go_over_again(ctx, ctx.repeated)
+            with self._perturbed(unwrap(ctx.model)), _restored(ctx):
+                self._second_pass(ctx, ctx.repeated)
 
     def stretch(self, name: str, parameter: nn.Parameter) -> torch.Tensor:  # noqa: ARG002 - for ASAM
-        """Return how far the step may go along each weight, relative to the others."""
+        """Return how far the perturbation may go along each weight, relative to the others."""
         return torch.ones_like(parameter)
 
-    def _go_over_again(self, ctx: Context, calls: tuple[HookCall, ...]) -> None:
+    def _second_pass(self, ctx: Context, calls: tuple[HookCall, ...]) -> None:
         last = len(self._batches) - 1
         for number, batch in enumerate(self._batches):
             ctx.batch, ctx.batch_in_window, ctx.closes_window = batch, number, number == last
@@ -75,15 +76,16 @@ class SAM(Hook):
                 call(ctx)
 
     @contextmanager
-    def _uphill(self, model: nn.Module) -> Iterator[None]:
+    def _perturbed(self, model: nn.Module) -> Iterator[None]:
         """Have the weights where the loss is highest nearby, without gradients; put them back exactly."""
-        slopes = {name: (p, p.grad) for name, p in model.named_parameters() if p.grad is not None}
-        before = [(p, p.detach().clone()) for p, _ in slopes.values()]
+        gradients = {name: (p, p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        # Copies: taking the perturbation off again would leave its rounding in the weights.
+        before = [(p, p.detach().clone()) for p, _ in gradients.values()]
         with torch.no_grad():
-            stretched = [(p, self.stretch(name, p), slope) for name, (p, slope) in slopes.items()]
-            norm = torch.nn.utils.get_total_norm([stretch * slope for _, stretch, slope in stretched])
-            for p, stretch, slope in stretched:
-                p.add_(stretch.square() * slope * (self._rho / norm.clamp_min(TINY)))
+            stretched = [(p, self.stretch(name, p), gradient) for name, (p, gradient) in gradients.items()]
+            norm = torch.nn.utils.get_total_norm([stretch * gradient for _, stretch, gradient in stretched])
+            for p, stretch, gradient in stretched:
+                p.add_(stretch.square() * gradient * (self._rho / norm.clamp_min(TINY)))
                 p.grad = None
         try:
             yield
@@ -111,7 +113,7 @@ def wrap_sam_trainer(trainer: Trainer, rho: float = 1.0, eta: float = 0.0, adapt
 
 
 @contextmanager
-def _as_before(ctx: Context) -> Iterator[None]:
+def _restored(ctx: Context) -> Iterator[None]:
     kept = {name: ctx[name] for name in KEPT if name in ctx}
     try:
         yield

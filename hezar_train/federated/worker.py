@@ -1,4 +1,4 @@
-"""What a federated worker asks of a trainer: four methods. Whatever has them can be driven by one."""
+"""The interface that a federated worker drives: a trainer with four methods; and what its algorithms cannot train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hub: pushes from a run's folder, in the background or at once, and downloads that are believed only when proven.
+"""The Hugging Face Hub: pushes from a run's folder, in the background or at once; downloads, verified before use.
 
 Importing this package imports no client and opens no socket; both happen when something is really sent or fetched.
 """

@@ -1,4 +1,9 @@
-"""What a card says of a run, read from its folder: metrics with intervals, training settings, hours, data, versions."""
+"""The model card: metadata that the Hub understands and a page that a person can trust, from a run's folder alone.
+
+The page has metrics with their intervals, how to load the model, the curves, settings, data, hardware and versions.
+What is written here stands between two markers; everything outside of them, and every entry of the metadata that a run
+does not know better, is somebody's own and is kept.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,10 @@ from typing import Any
 
 from hezar_train.config.files import read_json
 from hezar_train.errors import DataError
-from hezar_train.events import METRICS_FILE, read_rows, read_starts
-from hezar_train.hub.client import redact
-from hezar_train.hub.layout import CARD_FILE, CURVES_FILE, TRAIN_FOLDER, RunPaths
+from hezar_train.events import read_rows, read_starts
+from hezar_train.hub.client import names_hub_weights, parse_address, redact
+from hezar_train.hub.layout import CARD_FILE, TRAIN_FOLDER, SavedRun
+from hezar_train.run_layout import CURVES_FILE, HEZAR_CONFIG_FILE, METRICS_FILE, MODEL_FILE
 from hezar_train.types import TaskType
 
 __all__ = [
@@ -43,119 +49,6 @@ SHOWN_SETTINGS = (
     "learning_rate", "weight_decay", "momentum", "lr_scheduler", "warmup_steps", "max_grad_norm", "mixed_precision",
     "criterion", "seed", "deterministic",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One metric of the evaluation, on the set of that name (empty for a single one)."""
-
-    name: str
-    value: float
-    set_name: str = ""
-    low: float | None = None
-    high: float | None = None
-
-
-class RunFacts:
-    """The facts of one run at one of its checkpoints."""
-
-    def __init__(self, paths: RunPaths, step: int) -> None:
-        self.step, self.settings = step, paths.settings
-        self.plan = paths.json("plan.json")
-        self.recipe = paths.json("recipe.json")
-        starts = read_starts(paths.root)
-        self.environment: dict[str, Any] = starts[-1] if starts else {}
-        self._evaluation = paths.evaluation_at(step)
-        self.hours = _hours(paths, [float(one.get("time", 0.0)) for one in starts])
-
-    @property
-    def task(self) -> str | None:
-        """The config's task."""
-        task = self.settings.get("task")
-        return None if task is None else str(task)
-
-    @property
-    def pipeline_tag(self) -> str | None:
-        """The Hub's word for the task."""
-        return None if self.task not in [*TaskType] else PIPELINE_TAGS.get(TaskType(str(self.task)))
-
-    @property
-    def evaluated_step(self) -> int | None:
-        """The step whose evaluation the metrics are from."""
-        return self._evaluation.get("step")
-
-    def measured(self) -> list[Measured]:
-        """Return the metrics of the evaluation, each with its interval where one was computed."""
-        found = {
-            str(name): float(value)
-            for name, value in (self._evaluation.get("metrics") or {}).items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
-        bounds = {f"{name}{end}" for name in found for end in (".low", ".high") if f"{name}{end}" in found}
-        return [
-            Measured(*self._split(name, value), found.get(f"{name}.low"), found.get(f"{name}.high"))
-            for name, value in found.items()
-            if name not in bounds
-        ]
-
-    def training(self) -> dict[str, Any]:
-        """Return the settings worth reading, as they were asked for, and what followed from them."""
-        found = {name: self.settings[name] for name in SHOWN_SETTINGS if self.settings.get(name) is not None}
-        followed = {"samples": "num_samples", "total steps": "total_steps", "total updates": "total_updates"}
-        found |= {words: self.plan[name] for words, name in followed.items() if self.plan.get(name) is not None}
-        return found | {"step of these weights": self.step}
-
-    def data(self) -> dict[str, dict[str, Any]]:
-        """Return what is known of each dataset, by its use."""
-        data = self.environment.get("data") or {}
-        found = {"training": data.get("train") or {}}
-        for name, one in (data.get("evaluation") or {}).items():
-            found[f"evaluation {name}".strip()] = one
-        return {use: one for use, one in found.items() if one}
-
-    def base_model(self) -> str | None:
-        """Return the repository that the first weights came from."""
-        source = self.settings.get("init_weights_from")
-        if not isinstance(source, str):
-            return None
-        from hezar_train.hub.client import names_hub_weights, parse_address
-
-        return parse_address(source).repo_id if names_hub_weights(source) else None
-
-    def _split(self, key: str, value: float) -> tuple[str, float, str]:
-        """Return (metric, value, set) of a key, which begins with the set's name where there are several."""
-        sets = (self.environment.get("data") or {}).get("evaluation") or {}
-        for name in sorted(filter(None, sets), key=len, reverse=True):
-            if key.startswith(f"{name}."):
-                return key.removeprefix(f"{name}."), value, str(name)
-        return key, value, ""
-
-
-def _hours(paths: RunPaths, starts: list[float]) -> float | None:
-    """Sum, over the starts, the time to the last row that was logged before the next one."""
-    times: list[float] = []
-    for folder in paths.log_folders():
-        times += _row_times(folder / METRICS_FILE)
-    if not times or not starts:
-        return None
-    total = 0.0
-    for begun, following in zip(starts, [*starts[1:], math.inf], strict=True):
-        during = [moment for moment in times if begun <= moment < following]
-        total += max(during) - begun if during else 0.0
-    return total / 3600
-
-
-def _row_times(path: Path) -> list[float]:
-    try:
-        return [row.time for row in read_rows(path)]
-    except DataError:
-        return []
-
-
-# The model card: metadata that the Hub understands and a page that a person can trust, from a run's facts alone.
-#
-# What this module writes stands between two markers; everything outside of them, and every entry of the metadata that a
-# run does not know better, is somebody's own and is kept.
 
 BEGIN = "<!-- hezar-train: begin (written anew at each push; write outside of the two markers) -->"
 END = "<!-- hezar-train: end -->"
@@ -335,7 +228,7 @@ def _command(facts: RunFacts, repo_id: str) -> str:
 
 
 def _library(files: Mapping[str, Path]) -> str | None:
-    if "model_config.yaml" in files:
+    if HEZAR_CONFIG_FILE in files:
         return "hezar"
     return "transformers" if "model_type" in _json(files.get("config.json")) else None
 
@@ -375,7 +268,7 @@ def _has_any(files: Collection[str], names: Collection[str]) -> bool:
 
 def _weights_name(files: Collection[str]) -> str:
     found = [name for name in files if name.endswith(".safetensors") and "/" not in name]
-    return found[0] if found else "model.safetensors"
+    return found[0] if found else MODEL_FILE
 
 
 def _json(path: Path | None) -> dict[str, Any]:
@@ -393,3 +286,106 @@ def _table(header: Collection[str], rows: Collection[Collection[Any]]) -> str:
 
 def _cell(value: Any) -> str:
     return " ".join(str(value).replace("|", "\\|").split())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One metric of the evaluation, on the set of that name (empty for a single one)."""
+
+    name: str
+    value: float
+    set_name: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+class RunFacts:
+    """The facts of one run at one of its checkpoints."""
+
+    def __init__(self, run: SavedRun, step: int) -> None:
+        self.step, self.settings = step, run.settings
+        self.plan = read_json(run.layout.plan)
+        self.recipe = read_json(run.layout.recipe)
+        starts = read_starts(run.layout.root)
+        self.environment: dict[str, Any] = starts[-1] if starts else {}
+        self._evaluation = run.evaluation_at(step)
+        self.hours = _hours(run, [float(one.get("time", 0.0)) for one in starts])
+
+    @property
+    def task(self) -> str | None:
+        """The config's task."""
+        task = self.settings.get("task")
+        return None if task is None else str(task)
+
+    @property
+    def pipeline_tag(self) -> str | None:
+        """The Hub's word for the task."""
+        return None if self.task not in [*TaskType] else PIPELINE_TAGS.get(TaskType(str(self.task)))
+
+    @property
+    def evaluated_step(self) -> int | None:
+        """The step whose evaluation the metrics are from."""
+        return self._evaluation.get("step")
+
+    def measured(self) -> list[Measured]:
+        """Return the metrics of the evaluation, each with its interval where one was computed."""
+        found = {
+            str(name): float(value)
+            for name, value in (self._evaluation.get("metrics") or {}).items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        bounds = {f"{name}{end}" for name in found for end in (".low", ".high") if f"{name}{end}" in found}
+        return [
+            Measured(*self._split(name, value), found.get(f"{name}.low"), found.get(f"{name}.high"))
+            for name, value in found.items()
+            if name not in bounds
+        ]
+
+    def training(self) -> dict[str, Any]:
+        """Return the settings worth reading, as they were asked for, and what followed from them."""
+        found = {name: self.settings[name] for name in SHOWN_SETTINGS if self.settings.get(name) is not None}
+        followed = {"samples": "num_samples", "total steps": "total_steps", "total updates": "total_updates"}
+        found |= {words: self.plan[name] for words, name in followed.items() if self.plan.get(name) is not None}
+        return found | {"step of these weights": self.step}
+
+    def data(self) -> dict[str, dict[str, Any]]:
+        """Return what is known of each dataset, by its use."""
+        data = self.environment.get("data") or {}
+        found = {"training": data.get("train") or {}}
+        for name, one in (data.get("evaluation") or {}).items():
+            found[f"evaluation {name}".strip()] = one
+        return {use: one for use, one in found.items() if one}
+
+    def base_model(self) -> str | None:
+        """Return the repository that the first weights came from."""
+        source = self.settings.get("init_weights_from")
+        if not isinstance(source, str):
+            return None
+        return parse_address(source).repo_id if names_hub_weights(source) else None
+
+    def _split(self, key: str, value: float) -> tuple[str, float, str]:
+        """Return (metric, value, set) of a key, which begins with the set's name where there are several."""
+        sets = (self.environment.get("data") or {}).get("evaluation") or {}
+        for name in sorted(filter(None, sets), key=len, reverse=True):
+            if key.startswith(f"{name}."):
+                return key.removeprefix(f"{name}."), value, str(name)
+        return key, value, ""
+
+
+def _hours(run: SavedRun, starts: list[float]) -> float | None:
+    """Sum, over the starts, the time to the last row that was logged before the next one."""
+    times = [moment for path in run.layout.log_files(METRICS_FILE) for moment in _row_times(path)]
+    if not times or not starts:
+        return None
+    total = 0.0
+    for begun, following in zip(starts, [*starts[1:], math.inf], strict=True):
+        during = [moment for moment in times if begun <= moment < following]
+        total += max(during) - begun if during else 0.0
+    return total / 3600
+
+
+def _row_times(path: Path) -> list[float]:
+    try:
+        return [row.time for row in read_rows(path)]
+    except DataError:
+        return []

@@ -1,6 +1,13 @@
-"""What must never be written down: tokens, and the signatures in the addresses of uploads.
+"""Talk to the Hub: addresses, the verbs of one repository, waits between attempts, and texts without secrets.
 
-Every text that comes from the client, the server or the command line goes through `redact` before it is kept or shown.
+This is the one place that uses the client library, unmodified; its errors become ours. It is imported when a repository
+is first used, so that importing this module is cheap and opens no socket. The endpoint is that of `HF_ENDPOINT` at the
+moment of the call; tokens come from where the client finds them. Whether to try again is the caller's affair:
+`HubUnreachableError` says that it may help, `Pace` how long to wait.
+
+A place on the Hub is written `owner/name[@revision]` or `hub://owner/name[@revision][#step]`. Every text that comes
+from the client, the server or the command line goes through `redact` before it is kept or shown: tokens, and the
+signatures in the addresses of uploads, must never be written down.
 """
 
 from __future__ import annotations
@@ -12,20 +19,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import httpx2
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from typing import TYPE_CHECKING
 
 from hezar_train.errors import ConfigError, HubError
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 __all__ = [
     "SCHEME",
@@ -42,6 +41,17 @@ __all__ = [
     "redact",
 ]
 
+SCHEME = "hub://"
+EXPECTED = "expected hub://owner/name, hub://owner/name@revision or hub://owner/name@revision#step"
+LONGEST_NAME = 96  # what the Hub allows for each part
+PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
+
+TRANSIENT_STATUSES = frozenset({408, 409, 412, 421, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524})
+LONGEST_MESSAGE = 600
+ADVICE_OF_CLIENT = re.compile(r"For more information check: \S+")
+LOGIN_ADVICE = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write there."
+
 HIDDEN = "***"
 TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{12,}")
 BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;]{6,}")
@@ -50,25 +60,7 @@ QUERY = re.compile(r"(?i)\b(https?://[^\s'\"<>?]+)\?[^\s'\"<>)]+")
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 SHORTEST_SECRET = 6
 
-
-def redact(text: str) -> str:
-    """Return a text without tokens, passwords in addresses, and signed queries."""
-    for secret in filter(None, map(os.environ.get, TOKEN_VARIABLES)):
-        if len(secret) >= SHORTEST_SECRET:  # whatever form it has
-            text = text.replace(secret, HIDDEN)
-    text = BEARER.sub(rf"\1 {HIDDEN}", TOKEN.sub(HIDDEN, text))
-    return QUERY.sub(r"\1?...", USER_IN_URL.sub(rf"\1{HIDDEN}@", text))
-
-
-# How a place on the Hub is written: `owner/name[@revision]` and `hub://owner/name[@revision][#step]`.
-#
-# This module owns the two forms and what is wrong with a text that is neither. It talks to nobody.
-
-SCHEME = "hub://"
-EXPECTED = "expected hub://owner/name, hub://owner/name@revision or hub://owner/name@revision#step"
-LONGEST_NAME = 96  # what the Hub allows for each part
-PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
-REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
+_chance = random.SystemRandom()  # never the global generator: that is the training's
 
 
 @dataclass(frozen=True)
@@ -128,57 +120,6 @@ def _repo_id_problems(repo_id: str) -> list[str]:
     return [f"{part!r} is no name that the Hub allows (letters, digits, '-', '_' and '.')" for part in wrong]
 
 
-# How long to wait before the Hub is tried again: back-off with jitter, and a breaker after many failures in a row.
-
-_chance = random.SystemRandom()  # never the global generator: that is the training's
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The waits between attempts; a failure is one attempt that came to nothing."""
-
-    first_seconds: float = 1.0
-    longest_seconds: float = 60.0
-    breaker_failures: int = 5
-    """Failures in a row after which the breaker opens."""
-    breaker_seconds: float = 300.0
-    """The wait while it is open; it doubles with each further failure, up to eight times."""
-    closing_seconds: float = 5.0
-    """The longest wait once the program is about to end."""
-    attempt_seconds: float = 600.0
-    """How long one attempt may last before it is given up, besides the time for its bytes."""
-    least_bytes_per_second: float = 1e6
-
-    def is_open(self, failures: int) -> bool:
-        """Tell whether the breaker is open."""
-        return failures >= self.breaker_failures
-
-    def delay_seconds(self, failures: int, asked_seconds: float = 0.0) -> float:
-        """Return the wait after so many failures in a row; at least what the server asked for."""
-        if self.is_open(failures):
-            wait = self.breaker_seconds * 2.0 ** min(failures - self.breaker_failures, 3)
-        else:
-            wait = min(self.first_seconds * 2.0 ** (failures - 1), self.longest_seconds)
-        return max(wait * _chance.uniform(0.5, 1.0), min(asked_seconds, self.breaker_seconds))
-
-    def attempt_limit_seconds(self, nbytes: int) -> float:
-        """Return how long an attempt over so many bytes may last."""
-        return self.attempt_seconds + nbytes / self.least_bytes_per_second
-
-
-# The one place that talks to the Hub, through the unmodified client; its errors become ours, without secrets.
-#
-# Importing this module imports `huggingface_hub`, so the others do it inside functions: the training thread never waits
-# for it. The endpoint is that of `HF_ENDPOINT` at the moment of the call; tokens come from where the client finds them.
-# It refuses nothing and keeps nothing: whether to try again is the caller's affair, and `HubUnreachableError` says when
-# that may help.
-
-TRANSIENT_STATUSES = frozenset({408, 409, 412, 421, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524})
-LONGEST_MESSAGE = 600
-ADVICE_OF_CLIENT = re.compile(r"For more information check: \S+")
-LOGIN_ADVICE = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write there."
-
-
 class HubUnreachableError(HubError):
     """The Hub did not do it now, and may later; `retry_after_seconds` is what it asked for."""
 
@@ -207,12 +148,14 @@ class Repository:
     """One repository at one revision."""
 
     def __init__(self, repo_id: str, revision: str | None = None, repo_type: str = "model") -> None:
+        from huggingface_hub import HfApi
+
         self.repo_id, self.revision, self.repo_type = repo_id, revision, repo_type
         self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
 
     def ensure(self, private: bool | None) -> None:
         """Make the repository and the branch, where they do not exist."""
-        with self._told("could not be made"):
+        with self._translated_errors("could not be made"):
             self._api.create_repo(self.repo_id, repo_type=self.repo_type, private=private, exist_ok=True)
             if self.revision not in (None, "main"):
                 self._api.create_branch(
@@ -221,7 +164,7 @@ class Repository:
 
     def head(self, *, sizes: bool = False) -> Head:
         """Ask for the newest commit and its files."""
-        with self._told("could not be read"):
+        with self._translated_errors("could not be read"):
             info = self._api.repo_info(
                 self.repo_id, revision=self.revision, repo_type=self.repo_type, files_metadata=sizes
             )
@@ -229,7 +172,7 @@ class Repository:
 
     def download(self, name: str, folder: Path, oid: str | None) -> Path:
         """Download one file of a commit to its path below a folder; the caller answers for the name."""
-        with self._told(f"did not give {name}"):
+        with self._translated_errors(f"did not give {name}"):
             found = self._api.hf_hub_download(
                 self.repo_id, name, revision=oid or self.revision, repo_type=self.repo_type, local_dir=folder
             )
@@ -237,7 +180,7 @@ class Repository:
 
     def cached(self, name: str, oid: str | None, cache_dir: str | os.PathLike[str] | None = None) -> Path:
         """Download one file of a commit into the client's cache, if it is not there."""
-        with self._told(f"did not give {name}"):
+        with self._translated_errors(f"did not give {name}"):
             found = self._api.hf_hub_download(
                 self.repo_id, name, revision=oid or self.revision, repo_type=self.repo_type,
                 cache_dir=None if cache_dir is None else str(cache_dir),
@@ -248,7 +191,9 @@ class Repository:
         self, files: Mapping[str, Path | bytes], gone: Collection[str], message: str, parent: str | None
     ) -> Commit:
         """Add and delete files in one commit on top of `parent`; files that are there already are not sent again."""
-        with self._told("did not take the commit"):
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        with self._translated_errors("did not take the commit"):
             sources = {name: source if isinstance(source, bytes) else str(source) for name, source in files.items()}
             additions = [CommitOperationAdd(name, source) for name, source in sources.items()]
             deletions = [CommitOperationDelete(name, is_folder=False) for name in gone]
@@ -259,8 +204,18 @@ class Repository:
             return Commit(str(done.oid), str(done.commit_url))
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _translated_errors(self, what: str) -> Iterator[None]:
         """Turn the client's errors into ours, in one line without secrets."""
+        import httpx2
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            OfflineModeIsEnabled,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
         words = f"the Hub's repository {self.repo_id} {what}"
         try:
             with _quiet():
@@ -303,6 +258,8 @@ def _line(error: BaseException) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the client's progress bars off the screen, where the training's own is."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
     if are_progress_bars_disabled():
         yield
         return
@@ -311,3 +268,45 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         enable_progress_bars()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The waits between attempts; a failure is one attempt that came to nothing."""
+
+    first_seconds: float = 1.0
+    longest_seconds: float = 60.0
+    breaker_failures: int = 5
+    """Failures in a row after which the breaker opens."""
+    breaker_seconds: float = 300.0
+    """The wait while it is open; it doubles with each further failure, up to eight times."""
+    closing_seconds: float = 5.0
+    """The longest wait once the program is about to end."""
+    attempt_seconds: float = 600.0
+    """How long one attempt may last before it is given up, besides the time for its bytes."""
+    least_bytes_per_second: float = 1e6
+
+    def is_open(self, failures: int) -> bool:
+        """Tell whether the breaker is open."""
+        return failures >= self.breaker_failures
+
+    def delay_seconds(self, failures: int, asked_seconds: float = 0.0) -> float:
+        """Return the wait after so many failures in a row; at least what the server asked for."""
+        if self.is_open(failures):
+            wait = self.breaker_seconds * 2.0 ** min(failures - self.breaker_failures, 3)
+        else:
+            wait = min(self.first_seconds * 2.0 ** (failures - 1), self.longest_seconds)
+        return max(wait * _chance.uniform(0.5, 1.0), min(asked_seconds, self.breaker_seconds))
+
+    def attempt_limit_seconds(self, nbytes: int) -> float:
+        """Return how long an attempt over so many bytes may last."""
+        return self.attempt_seconds + nbytes / self.least_bytes_per_second
+
+
+def redact(text: str) -> str:
+    """Return a text without tokens, passwords in addresses, and signed queries."""
+    for secret in filter(None, map(os.environ.get, TOKEN_VARIABLES)):
+        if len(secret) >= SHORTEST_SECRET:  # whatever form it has
+            text = text.replace(secret, HIDDEN)
+    text = BEARER.sub(rf"\1 {HIDDEN}", TOKEN.sub(HIDDEN, text))
+    return QUERY.sub(r"\1?...", USER_IN_URL.sub(rf"\1{HIDDEN}@", text))

@@ -1,6 +1,10 @@
-"""What may be believed of a repository that anybody may have made: names of files, a manifest, a config.
+"""Fetch from the Hub to the disk, believing nothing: checkpoints, weights, logs, and how a pushed run came about.
 
-Nothing here downloads or opens anything but what lies on the disk already.
+A repository may be anybody's. Of a checkpoint the manifest comes first; its names must stay inside the checkpoint and
+must not be pickles or code; only what it lists is downloaded, from the one commit that was found at the start; sizes
+and SHA-256 must agree before the checkpoint gets its name. Weights are safetensors. A recipe is known by its hash,
+never by code from a repository. Nothing of a repository is ever executed, imported or unpickled, and nothing is written
+but below the folder that was given.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hezar_train.checkpoint import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, Checkpoint, CheckpointStore, Rejected, verify
+from hezar_train.checkpoint import Checkpoint, CheckpointStore, Rejected, verify
 from hezar_train.checkpoint.manifest import (
     Manifest,
     free_bytes,
@@ -23,17 +27,26 @@ from hezar_train.checkpoint.manifest import (
     read_manifest,
     remove_folder,
     rename_durably,
-    settle_folder,
+    sync_and_hash_folder,
 )
 from hezar_train.config.files import read_mapping
 from hezar_train.config.names import is_dotted_path
 from hezar_train.errors import CheckpointError, ConfigError, HubError
-from hezar_train.events import LEDGER_FILE
-from hezar_train.hub.client import HubAddress, names_hub_weights, parse_address
+from hezar_train.hub.client import Head, HubAddress, Repository, names_hub_weights, parse_address
 from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
-
-if TYPE_CHECKING:
-    from hezar_train.hub.client import Head, Repository
+from hezar_train.run_layout import (
+    BEST_FILE,
+    CONFIG_FILE,
+    EVALUATIONS_FOLDER,
+    EVENTS_PREFIX,
+    LEDGER_FILE,
+    LOGS_FOLDER,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    RECIPE_FILE,
+    TEMPORARY_PREFIX,
+    step_name,
+)
 
 __all__ = [
     "REFUSED_SUFFIXES",
@@ -52,6 +65,16 @@ __all__ = [
     "refuse_paths",
 ]
 
+INDEX_FILE = f"{MODEL_FILE}.index.json"
+MOST_MANIFEST_BYTES = 16 << 20
+RECORD_FOLDERS = (f"{TRAIN_FOLDER}/{LOGS_FOLDER}/", f"{TRAIN_FOLDER}/{EVALUATIONS_FOLDER}/")
+RECORD_FILES = (f"{TRAIN_FOLDER}/{LEDGER_FILE}", f"{TRAIN_FOLDER}/{BEST_FILE}")
+RECORD_SUFFIXES = frozenset({".json", ".jsonl", ".csv"})
+OWN_FIELDS = (
+    "output_dir", "checkpoints_dir", "logs_dir", "resume_from_checkpoint", "accept_changes", "push_to_hub", "trackers",
+    "device",
+)  # fmt: skip
+
 REFUSED_SUFFIXES = frozenset({
     ".bin", ".ckpt", ".dill", ".dll", ".dylib", ".exe", ".joblib", ".msgpack", ".npy", ".npz", ".pickle", ".pkl", ".pt",
     ".pth", ".py", ".pyc", ".pyd", ".pyw", ".pyx", ".sh", ".so", ".tar", ".zip",
@@ -66,6 +89,243 @@ SCRIPT_PREFIX = "evaluate:"  # a metric that is a script, on the Hub or in a fil
 REMOTE_CODE_KEYS = frozenset({"trust_remote_code", "custom_generate", "auto_map"})
 HARMLESS = re.compile(r"(torch\.optim|torch\.optim\.lr_scheduler|torch\.nn|hezar_train\.(optim|metrics))\.[A-Z]\w*")
 """Classes where they are defined; deeper paths and functions reach everything that a module has imported."""
+
+
+def fetch_checkpoint(
+    address: str | HubAddress, into: str | os.PathLike[str], *, own_config: Mapping[str, Any] | None = None
+) -> Path:
+    """Download a checkpoint to `into/{step}` and return that folder, verified; one that is there already is kept.
+
+    `own_config` is the config of the run that goes on: code that it names may be named by the checkpoint's, too.
+    """
+    place = parse_address(address) if isinstance(address, str) else address
+    root = Path(into)
+    repository = Repository(place.repo_id, place.revision)
+    head = repository.head(sizes=True)
+    make_folder_durably(root)
+    draft = root / f"{TEMPORARY_PREFIX}hub-{os.getpid()}-{time.monotonic_ns()}"  # a name that the store's `clean` knows
+    try:
+        folder = _find(repository, head, place, draft)
+        manifest = checked_manifest(draft / folder, folder, head, place)
+        target = root / step_name(manifest.step)
+        if _is_there(target, draft / folder):
+            return target
+        _download(repository, head, draft, [f"{folder}/{name}" for name in manifest.files], _room(manifest))
+        _prove(draft / folder, manifest, own_config, place)
+        _set_damaged_aside(target)
+        rename_durably(draft / folder, target)
+        return target
+    finally:
+        remove_folder(draft)
+
+
+def fetch_records(address: str | HubAddress, run_folder: str | os.PathLike[str]) -> list[Path]:
+    """Download a run's logs and evaluations to where they are missing below `run_folder`; return the new files."""
+    place = parse_address(address) if isinstance(address, str) else address
+    root = Path(run_folder)
+    repository = Repository(place.repo_id, place.revision)
+    head = repository.head(sizes=True)
+    wanted = [name for name in head.files if _is_record(name)]
+    missing = [name for name in wanted if not (root / name.removeprefix(f"{TRAIN_FOLDER}/")).exists()]
+    draft = root / f"{TEMPORARY_PREFIX}hub-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        _download(repository, head, draft, missing, sum(head.files[name] or 0 for name in missing))
+        found = []
+        for name in missing:
+            target = root / name.removeprefix(f"{TRAIN_FOLDER}/")
+            make_folder_durably(target.parent)
+            (draft / name).rename(target)
+            found.append(target)
+        return found
+    finally:
+        remove_folder(draft)
+
+
+def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Download the safetensors at a repository's root into the client's cache; return the file, or its index."""
+    place = parse_address(address) if isinstance(address, str) else address
+    repository = Repository(place.repo_id, place.revision)
+    head = repository.head()
+    if MODEL_FILE in head.files:
+        return repository.cached(MODEL_FILE, head.oid, cache_dir)
+    if INDEX_FILE not in head.files:
+        raise CheckpointError(_no_weights(place, head))
+    index = repository.cached(INDEX_FILE, head.oid, cache_dir)
+    for name in _shards(index, head, place):
+        repository.cached(name, head.oid, cache_dir)
+    return index
+
+
+def fetch_file(
+    repo_id: str,
+    filename: str,
+    *,
+    revision: str | None = None,
+    repo_type: str = "model",
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Download one file of data, such as a config, into the client's cache; return its path."""
+    refuse_name(filename, repo_id)
+    return Repository(repo_id, revision, repo_type).cached(filename, revision, cache_dir)
+
+
+def _find(repository: Repository, head: Head, place: HubAddress, draft: Path) -> str:
+    """Download the manifest of the checkpoint that is meant; return its folder in the repository."""
+    folders = {name.rpartition("/")[0] for name in head.files if name.endswith(f"/{MANIFEST_FILE}")}
+    known = {folder for folder in folders if re.fullmatch(rf"{CHECKPOINTS_FOLDER}/(last|[0-9]+)", folder)}
+    steps = {int(folder.rpartition("/")[2]): folder for folder in known if folder != LAST}
+    if LAST in known and place.step not in steps:
+        _download_manifest(repository, head, LAST, draft)
+        steps.setdefault(_step_of(draft / LAST, place), LAST)
+    wanted = max(steps, default=None) if place.step is None else place.step
+    if wanted is None or wanted not in steps:
+        has = f"It has the steps {', '.join(map(str, sorted(steps)))}." if steps else "It has none."
+        asked = "checkpoint" if place.step is None else f"checkpoint of step {place.step}"
+        raise CheckpointError(
+            f"{place} has no {asked} below {CHECKPOINTS_FOLDER}/. {has} Only runs with hub_strategy='every_save' or "
+            "'all_checkpoints' push checkpoints; others can be started from: init_weights_from."
+        )
+    if steps[wanted] != LAST:
+        _download_manifest(repository, head, steps[wanted], draft)
+    return steps[wanted]
+
+
+def _download_manifest(repository: Repository, head: Head, folder: str, draft: Path) -> None:
+    name = f"{folder}/{MANIFEST_FILE}"
+    if (head.files[name] or 0) > MOST_MANIFEST_BYTES:
+        raise CheckpointError(f"{repository.repo_id}: {name} has {head.files[name]} bytes, which no manifest has")
+    repository.download(name, draft, head.oid)
+
+
+def _step_of(folder: Path, place: HubAddress) -> int:
+    return read_foreign_manifest(folder, place).step
+
+
+def _room(manifest: Manifest) -> int:
+    return sum(record.size for record in manifest.files.values())
+
+
+def _download(repository: Repository, head: Head, draft: Path, names: Iterable[str], nbytes: int) -> None:
+    make_folder_durably(draft)
+    if nbytes > (free := free_bytes(draft)):
+        raise HubError(f"{repository.repo_id} needs {nbytes:,} bytes in {draft.parent}, and {free:,} are free")
+    for name in names:
+        repository.download(name, draft, head.oid)
+
+
+def _prove(folder: Path, manifest: Manifest, own_config: Mapping[str, Any] | None, place: HubAddress) -> None:
+    """Check what was downloaded against the manifest and this package's rules, and make it durable."""
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if strange := sorted(found - manifest.files.keys() - {MANIFEST_FILE}):
+        raise CheckpointError(f"{place}: {strange[0]} is not listed in its {MANIFEST_FILE}")
+    if links := sorted(path.name for path in folder.rglob("*") if path.is_symlink()):
+        raise CheckpointError(f"{place}: {links[0]} is a link, which no checkpoint holds")
+    try:
+        state = Checkpoint(folder).state()
+    except CheckpointError as error:
+        raise CheckpointError(f"{place} was downloaded and is not what its manifest says: {error}") from error
+    refuse_paths(state, str(place))
+    accepted = named_code(own_config or {})
+    refuse_foreign_code(read_mapping(folder / CONFIG_FILE), f"{place}: {CONFIG_FILE}", accepted)
+    sync_and_hash_folder(folder)
+
+
+def _set_damaged_aside(target: Path) -> None:
+    """Set a damaged checkpoint of the same step aside; refuse to touch one that is whole."""
+    if not target.exists():
+        return
+    try:
+        verify(target)
+    except CheckpointError as error:
+        CheckpointStore(target.parent).set_aside([Rejected(target, str(error))])
+        return
+    raise CheckpointError(f"{target} holds another checkpoint of the same step: move it away, or resume from it")
+
+
+def _is_there(target: Path, downloaded: Path) -> bool:
+    """Tell whether the very same checkpoint is on disk, whole."""
+    try:
+        same = (target / MANIFEST_FILE).read_bytes() == (downloaded / MANIFEST_FILE).read_bytes()
+        return same and verify(target) is not None
+    except (OSError, CheckpointError):
+        return False
+
+
+def _is_record(name: str) -> bool:
+    if not (name.startswith(RECORD_FOLDERS) or name in RECORD_FILES):
+        return False
+    try:
+        refuse_name(name, "")
+    except CheckpointError:
+        return False
+    return Path(name).suffix in RECORD_SUFFIXES or Path(name).name.startswith(EVENTS_PREFIX)
+
+
+def _shards(index: Path, head: Head, place: HubAddress) -> list[str]:
+    """Return the files that an index of weights names, all of them safetensors at the root."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{place}: {INDEX_FILE} cannot be read: {error}") from error
+    for name in names:
+        if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors") or name not in head.files:
+            raise CheckpointError(
+                f"{place}: {INDEX_FILE} names {name!r}; expected safetensors files at the root of the repository"
+            )
+        refuse_name(name, str(place))
+    return names
+
+
+def _no_weights(place: HubAddress, head: Head) -> str:
+    at_root = [name for name in sorted(head.files) if "/" not in name]
+    pickles = [name for name in at_root if Path(name).suffix.lower() in REFUSED_SUFFIXES]
+    words = f"{place} has no {MODEL_FILE} at its root"
+    if pickles:
+        return (
+            f"{words}, only {pickles[0]}, which looks like a pickle; pickles are not read, because loading one can run "
+            "any code. Load it with the model's own library and pass the model to the trainer."
+        )
+    return f"{words}. It has: {', '.join(at_root) or 'nothing'}."
+
+
+@dataclass(frozen=True)
+class FetchedRecipe:
+    """What a repository says of how it came about; code is only named, by its hash."""
+
+    repo_id: str
+    commit: str | None
+    fields: dict[str, Any]
+    """The trainer's config without what is this machine's own affair: folders, devices, trackers, the Hub."""
+    sha256: str
+    """Of the recipe's source."""
+    options: dict[str, Any]
+
+
+def fetch_recipe(address: str | HubAddress) -> FetchedRecipe:
+    """Read config and recipe record of a pushed run, to run them again with a recipe of that hash from this machine."""
+    place = parse_address(address) if isinstance(address, str) else address
+    repository = Repository(place.repo_id, place.revision)
+    head = repository.head()
+    names = [f"{TRAIN_FOLDER}/{name}" for name in (CONFIG_FILE, RECIPE_FILE)]
+    if missing := [name for name in names if name not in head.files]:
+        raise ConfigError(f"{place} has no {missing[0]}: only runs that were started from a recipe can be reproduced")
+    config, record = (read_mapping(repository.cached(name, head.oid)) for name in names)
+    refuse_foreign_code(config, f"{place}: {names[0]}")
+    sha256, options = record.get("sha256"), record.get("options")
+    if not isinstance(sha256, str) or not SHA256.fullmatch(sha256) or not isinstance(options, dict):
+        raise ConfigError(f"{place}: {names[1]} is not of the form that this package writes")
+    return FetchedRecipe(place.repo_id, head.oid, _fields_for_anyone(config, place), sha256, options)
+
+
+def _fields_for_anyone(config: Mapping[str, Any], place: HubAddress) -> dict[str, Any]:
+    """Leave out what a config says of the machine it was written on; a folder there cannot be started from here."""
+    kept = {name: value for name, value in config.items() if name not in OWN_FIELDS and not name.startswith("hub_")}
+    source = kept.get("init_weights_from")
+    if source is not None and not names_hub_weights(source):
+        raise ConfigError(
+            f"{place} was started from weights in a folder, init_weights_from={source!r}, which only its owner has"
+        )
+    return kept
 
 
 def named_code(config: Mapping[str, Any]) -> set[str]:
@@ -157,274 +417,3 @@ def refuse_paths(state: Any, source: str) -> None:
             raise CheckpointError(
                 f"{source}: its state names the file {name!r}, which is refused: it is outside the run"
             )
-
-
-# From the Hub to the disk, believing nothing: a checkpoint is what its manifest proves, weights are safetensors.
-#
-# A repository may be anybody's. The manifest comes first; its names must stay inside the checkpoint and must not be
-# pickles or code; only what it lists is downloaded, from the one commit that was found at the start; sizes and SHA-256
-# must agree before the checkpoint gets its name. Nothing of a repository is ever executed, imported or unpickled, and
-# nothing is written but below the folder that was given.
-
-INDEX_FILE = f"{MODEL_FILE}.index.json"
-MOST_MANIFEST_BYTES = 16 << 20
-RECORD_FOLDERS = (f"{TRAIN_FOLDER}/logs/", f"{TRAIN_FOLDER}/evaluations/")
-RECORD_FILES = (f"{TRAIN_FOLDER}/{LEDGER_FILE}", f"{TRAIN_FOLDER}/best.json")
-RECORD_SUFFIXES = frozenset({".json", ".jsonl", ".csv"})
-TENSORBOARD_MARK = "events.out.tfevents."
-
-
-def fetch_checkpoint(
-    address: str | HubAddress, into: str | os.PathLike[str], *, own_config: Mapping[str, Any] | None = None
-) -> Path:
-    """Download a checkpoint to `into/{step}` and return that folder, verified; one that is there already is kept.
-
-    `own_config` is the config of the run that goes on: code that it names may be named by the checkpoint's, too.
-    """
-    from hezar_train.hub.client import Repository
-
-    place = parse_address(address) if isinstance(address, str) else address
-    root = Path(into)
-    repository = Repository(place.repo_id, place.revision)
-    head = repository.head(sizes=True)
-    make_folder_durably(root)
-    draft = root / f".tmp-hub-{os.getpid()}-{time.monotonic_ns()}"  # a name that the store's `clean` knows
-    try:
-        folder = _find(repository, head, place, draft)
-        manifest = checked_manifest(draft / folder, folder, head, place)
-        target = root / f"{manifest.step:08d}"
-        if _is_there(target, draft / folder):
-            return target
-        _download(repository, head, draft, [f"{folder}/{name}" for name in manifest.files], _room(manifest))
-        _settle(draft / folder, manifest, own_config, place)
-        _make_way(target)
-        rename_durably(draft / folder, target)
-        return target
-    finally:
-        remove_folder(draft)
-
-
-def fetch_records(address: str | HubAddress, run_folder: str | os.PathLike[str]) -> list[Path]:
-    """Download a run's logs and evaluations to where they are missing below `run_folder`; return the new files."""
-    from hezar_train.hub.client import Repository
-
-    place = parse_address(address) if isinstance(address, str) else address
-    root = Path(run_folder)
-    repository = Repository(place.repo_id, place.revision)
-    head = repository.head(sizes=True)
-    wanted = [name for name in head.files if _is_record(name)]
-    missing = [name for name in wanted if not (root / name.removeprefix(f"{TRAIN_FOLDER}/")).exists()]
-    draft = root / f".tmp-hub-{os.getpid()}-{time.monotonic_ns()}"
-    try:
-        _download(repository, head, draft, missing, sum(head.files[name] or 0 for name in missing))
-        found = []
-        for name in missing:
-            target = root / name.removeprefix(f"{TRAIN_FOLDER}/")
-            make_folder_durably(target.parent)
-            (draft / name).rename(target)
-            found.append(target)
-        return found
-    finally:
-        remove_folder(draft)
-
-
-def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Download the safetensors at a repository's root into the client's cache; return the file, or its index."""
-    from hezar_train.hub.client import Repository
-
-    place = parse_address(address) if isinstance(address, str) else address
-    repository = Repository(place.repo_id, place.revision)
-    head = repository.head()
-    if MODEL_FILE in head.files:
-        return repository.cached(MODEL_FILE, head.oid, cache_dir)
-    if INDEX_FILE not in head.files:
-        raise CheckpointError(_no_weights(place, head))
-    index = repository.cached(INDEX_FILE, head.oid, cache_dir)
-    for name in _shards(index, head, place):
-        repository.cached(name, head.oid, cache_dir)
-    return index
-
-
-def fetch_file(
-    repo_id: str,
-    filename: str,
-    *,
-    revision: str | None = None,
-    repo_type: str = "model",
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> Path:
-    """Download one file of data, such as a config, into the client's cache; return its path."""
-    from hezar_train.hub.client import Repository
-
-    refuse_name(filename, repo_id)
-    return Repository(repo_id, revision, repo_type).cached(filename, revision, cache_dir)
-
-
-def _find(repository: Repository, head: Head, place: HubAddress, draft: Path) -> str:
-    """Download the manifest of the checkpoint that is meant; return its folder in the repository."""
-    folders = {name.rpartition("/")[0] for name in head.files if name.endswith(f"/{MANIFEST_FILE}")}
-    known = {folder for folder in folders if re.fullmatch(rf"{CHECKPOINTS_FOLDER}/(last|[0-9]+)", folder)}
-    steps = {int(folder.rpartition("/")[2]): folder for folder in known if folder != LAST}
-    if LAST in known and place.step not in steps:
-        _download_manifest(repository, head, LAST, draft)
-        steps.setdefault(_step_of(draft / LAST, place), LAST)
-    wanted = max(steps, default=None) if place.step is None else place.step
-    if wanted is None or wanted not in steps:
-        has = f"It has the steps {', '.join(map(str, sorted(steps)))}." if steps else "It has none."
-        asked = "checkpoint" if place.step is None else f"checkpoint of step {place.step}"
-        raise CheckpointError(
-            f"{place} has no {asked} below {CHECKPOINTS_FOLDER}/. {has} Only runs with hub_strategy='every_save' or "
-            "'all_checkpoints' push checkpoints; others can be started from: init_weights_from."
-        )
-    if steps[wanted] != LAST:
-        _download_manifest(repository, head, steps[wanted], draft)
-    return steps[wanted]
-
-
-def _download_manifest(repository: Repository, head: Head, folder: str, draft: Path) -> None:
-    name = f"{folder}/{MANIFEST_FILE}"
-    if (head.files[name] or 0) > MOST_MANIFEST_BYTES:
-        raise CheckpointError(f"{repository.repo_id}: {name} has {head.files[name]} bytes, which no manifest has")
-    repository.download(name, draft, head.oid)
-
-
-def _step_of(folder: Path, place: HubAddress) -> int:
-    return read_foreign_manifest(folder, place).step
-
-
-def _room(manifest: Manifest) -> int:
-    return sum(record.size for record in manifest.files.values())
-
-
-def _download(repository: Repository, head: Head, draft: Path, names: Iterable[str], nbytes: int) -> None:
-    make_folder_durably(draft)
-    if nbytes > (free := free_bytes(draft)):
-        raise HubError(f"{repository.repo_id} needs {nbytes:,} bytes in {draft.parent}, and {free:,} are free")
-    for name in names:
-        repository.download(name, draft, head.oid)
-
-
-def _settle(folder: Path, manifest: Manifest, own_config: Mapping[str, Any] | None, place: HubAddress) -> None:
-    """Prove what was downloaded and make it durable."""
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    if strange := sorted(found - manifest.files.keys() - {MANIFEST_FILE}):
-        raise CheckpointError(f"{place}: {strange[0]} is not listed in its {MANIFEST_FILE}")
-    if links := sorted(path.name for path in folder.rglob("*") if path.is_symlink()):
-        raise CheckpointError(f"{place}: {links[0]} is a link, which no checkpoint holds")
-    try:
-        state = Checkpoint(folder).state()
-    except CheckpointError as error:
-        raise CheckpointError(f"{place} was downloaded and is not what its manifest says: {error}") from error
-    refuse_paths(state, str(place))
-    accepted = named_code(own_config or {})
-    refuse_foreign_code(read_mapping(folder / CONFIG_FILE), f"{place}: {CONFIG_FILE}", accepted)
-    settle_folder(folder)
-
-
-def _make_way(target: Path) -> None:
-    """Set a damaged checkpoint of the same step aside; refuse to touch one that is whole."""
-    if not target.exists():
-        return
-    try:
-        verify(target)
-    except CheckpointError as error:
-        CheckpointStore(target.parent).set_aside([Rejected(target, str(error))])
-        return
-    raise CheckpointError(f"{target} holds another checkpoint of the same step: move it away, or resume from it")
-
-
-def _is_there(target: Path, downloaded: Path) -> bool:
-    """Tell whether the very same checkpoint is on disk, whole."""
-    try:
-        same = (target / MANIFEST_FILE).read_bytes() == (downloaded / MANIFEST_FILE).read_bytes()
-        return same and verify(target) is not None
-    except (OSError, CheckpointError):
-        return False
-
-
-def _is_record(name: str) -> bool:
-    if not (name.startswith(RECORD_FOLDERS) or name in RECORD_FILES):
-        return False
-    try:
-        refuse_name(name, "")
-    except CheckpointError:
-        return False
-    return Path(name).suffix in RECORD_SUFFIXES or Path(name).name.startswith(TENSORBOARD_MARK)
-
-
-def _shards(index: Path, head: Head, place: HubAddress) -> list[str]:
-    """Return the files that an index of weights names, all of them safetensors at the root."""
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{place}: {INDEX_FILE} cannot be read: {error}") from error
-    for name in names:
-        if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors") or name not in head.files:
-            raise CheckpointError(
-                f"{place}: {INDEX_FILE} names {name!r}; expected safetensors files at the root of the repository"
-            )
-        refuse_name(name, str(place))
-    return names
-
-
-def _no_weights(place: HubAddress, head: Head) -> str:
-    at_root = [name for name in sorted(head.files) if "/" not in name]
-    pickles = [name for name in at_root if Path(name).suffix.lower() in REFUSED_SUFFIXES]
-    words = f"{place} has no {MODEL_FILE} at its root"
-    if pickles:
-        return (
-            f"{words}, only {pickles[0]}, which looks like a pickle; pickles are not read, because loading one can run "
-            "any code. Load it with the model's own library and pass the model to the trainer."
-        )
-    return f"{words}. It has: {', '.join(at_root) or 'nothing'}."
-
-
-# How a pushed run came about, for running it again: its config and the hash of its recipe, never its code.
-
-OWN_FIELDS = (
-    "output_dir", "checkpoints_dir", "logs_dir", "resume_from_checkpoint", "accept_changes", "push_to_hub", "trackers",
-    "device",
-)  # fmt: skip
-RECIPE_FILE = "recipe.json"
-
-
-@dataclass(frozen=True)
-class FetchedRecipe:
-    """What a repository says of how it came about; code is only named, by its hash."""
-
-    repo_id: str
-    commit: str | None
-    fields: dict[str, Any]
-    """The trainer's config without what is this machine's own affair: folders, devices, trackers, the Hub."""
-    sha256: str
-    """Of the recipe's source."""
-    options: dict[str, Any]
-
-
-def fetch_recipe(address: str | HubAddress) -> FetchedRecipe:
-    """Read config and recipe record of a pushed run, to run them again with a recipe of that hash from this machine."""
-    from hezar_train.hub.client import Repository
-
-    place = parse_address(address) if isinstance(address, str) else address
-    repository = Repository(place.repo_id, place.revision)
-    head = repository.head()
-    names = [f"{TRAIN_FOLDER}/{name}" for name in (CONFIG_FILE, RECIPE_FILE)]
-    if missing := [name for name in names if name not in head.files]:
-        raise ConfigError(f"{place} has no {missing[0]}: only runs that were started from a recipe can be reproduced")
-    config, record = (read_mapping(repository.cached(name, head.oid)) for name in names)
-    refuse_foreign_code(config, f"{place}: {names[0]}")
-    sha256, options = record.get("sha256"), record.get("options")
-    if not isinstance(sha256, str) or not SHA256.fullmatch(sha256) or not isinstance(options, dict):
-        raise ConfigError(f"{place}: {names[1]} is not of the form that this package writes")
-    return FetchedRecipe(place.repo_id, head.oid, _fields_for_anyone(config, place), sha256, options)
-
-
-def _fields_for_anyone(config: Mapping[str, Any], place: HubAddress) -> dict[str, Any]:
-    """Leave out what a config says of the machine it was written on; a folder there cannot be started from here."""
-    kept = {name: value for name, value in config.items() if name not in OWN_FIELDS and not name.startswith("hub_")}
-    source = kept.get("init_weights_from")
-    if source is not None and not names_hub_weights(source):
-        raise ConfigError(
-            f"{place} was started from weights in a folder, init_weights_from={source!r}, which only its owner has"
-        )
-    return kept

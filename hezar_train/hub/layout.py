@@ -1,6 +1,19 @@
-"""The model's own config inside a checkpoint, so that a run's folder alone can become a repository others load from.
+"""What a push uploads, made from a run's folder alone, and where it lies in the repository.
 
-A model is asked for its config's `save_pretrained` (transformers) or `save` (hezar); one without either has none.
+    model.safetensors  config.json ...     weights, the model's own config, tokenizer or preprocessor: at the root,
+                                           where from_pretrained and the like look for them
+    README.md                              the card
+    train/                                 train_config.yaml  trainer_state.json  plan.json  best.json  recipe.json
+                                           environment.json  ledger.jsonl  evaluations/  logs/  curves.png
+    checkpoints/last/                      with "every_save": the checkpoint, to resume from
+    checkpoints/{step}/                    with "all_checkpoints": every one that is still there
+
+`stage` gives a push files that nobody changes under it: checkpoints, which are written once, as hard links (copies
+where the file system has no links), so that retention may delete them meanwhile; records, which grow, as copies. They
+lie in the run's folder, under `.hub`, and are removed after the push. A checkpoint that vanished before it could be
+staged is superseded: a newer one exists. Nothing here opens a socket.
+
+A checkpoint holds the model's own config (`model_config_writer`), so that nothing but the folder is needed.
 """
 
 from __future__ import annotations
@@ -16,22 +29,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hezar_train.checkpoint import (
-    CONFIG_FILE,
-    MANIFEST_FILE,
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    STATE_FILE,
-    CheckpointStore,
-    verify,
-)
+from hezar_train.checkpoint import CheckpointStore, verify
 from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import Manifest, is_inside, read_manifest, remove_folder, write_file_durably
-from hezar_train.checkpoint.shards import INDEX_NAME, ShardIndex
+from hezar_train.checkpoint.shard_files import INDEX_NAME, ShardIndex
 from hezar_train.config.files import read_json, read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
-from hezar_train.events import DROPPED_SUFFIX, LEDGER_FILE
-from hezar_train.report import CURVES_FILE, curves_png
+from hezar_train.report import curves_png
+from hezar_train.run_layout import (
+    BEST_FILE,
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    CURVES_FILE,
+    DROPPED_SUFFIX,
+    EVALUATIONS_FOLDER,
+    HEZAR_CONFIG_FILE,
+    LEDGER_FILE,
+    LOGS_FOLDER,
+    MANIFEST_FILE,
+    MODEL_CONFIG_FOLDER,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    PLAN_FILE,
+    PREPROCESSOR_FOLDER,
+    RECIPE_FILE,
+    STARTS_FILE,
+    STATE_FILE,
+    RunLayout,
+    step_name,
+)
 
 __all__ = [
     "CARD_FILE",
@@ -41,7 +67,7 @@ __all__ = [
     "MODEL_CONFIG_FOLDER",
     "TRAIN_FOLDER",
     "PushNames",
-    "RunPaths",
+    "SavedRun",
     "Staged",
     "SupersededError",
     "model_config_writer",
@@ -49,110 +75,39 @@ __all__ = [
     "stage",
 ]
 
-MODEL_CONFIG_FOLDER = "model_config"
-HEZAR_CONFIG_FILE = "model_config.yaml"
+TRAIN_FOLDER = "train"
+LAST = f"{CHECKPOINTS_FOLDER}/last"
+CARD_FILE = "README.md"
+GENERATION_CONFIG_FILE = "generation_config.json"
+PUSH_PREFIX = "push-"
+RECORDS = (PLAN_FILE, BEST_FILE, RECIPE_FILE, STARTS_FILE, LEDGER_FILE)
+NO_LINKS_ERRNOS = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-def model_config_writer(model: Any) -> Callable[[Path], None] | None:
-    """Return how to write a bare model's config into a folder; None for a model that has none to write."""
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "save_pretrained"):
-        return lambda folder: _write_transformers(model, folder)
-    if hasattr(config, "save"):
-        return lambda folder: config.save(str(folder), filename=HEZAR_CONFIG_FILE)
-    return None
-
-
-def _write_transformers(model: Any, folder: Path) -> None:
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "architectures"):
-        config.architectures = [type(model).__name__]  # as the library does; pipelines look for it
-    config.save_pretrained(str(folder))
-    generation = getattr(model, "generation_config", None)
-    if generation is not None:
-        generation.save_pretrained(str(folder))
-
-
-# Where the parts of a finished or running run lie, found from its folder alone.
-#
-# This module only reads. It never opens the lock file: closing any descriptor of it would release the trainer's lock.
-
-
-class RunPaths:
-    """The paths of one run."""
+class SavedRun:
+    """A run as its folder has it, while it trains and afterwards; it is only read."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.config = _config_of(root)
-        self.settings: dict[str, Any] = read_mapping(self.config)
-        self.checkpoints = root / str(self.settings.get("checkpoints_dir") or "checkpoints")
-        self.logs = root / str(self.settings.get("logs_dir") or "logs")
-        self.evaluations = root / "evaluations"
-        self.staging = root / ".hub"
-        self.record = root / "hub.json"
-
-    @property
-    def store(self) -> CheckpointStore:
-        """The run's checkpoints."""
-        return CheckpointStore(self.checkpoints)
+        self.layout = RunLayout.at(root)
+        self.settings: dict[str, Any] = read_mapping(self.layout.config)
+        self.store = CheckpointStore(self.layout.checkpoints)
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint."""
         if not (steps := self.store.steps()):
-            raise CheckpointError(f"{self.checkpoints} holds no checkpoint: there is nothing to push")
+            raise CheckpointError(f"{self.store.root} holds no checkpoint: there is nothing to push")
         return steps[-1]
 
     def best_step(self) -> int:
         """Return the step of the best checkpoint, or of the newest where none was found best."""
-        best = self.json("best.json").get("step")
+        best = read_json(self.layout.best).get("step")
         return best if isinstance(best, int) and best in self.store.steps() else self.newest_step()
-
-    def json(self, name: str) -> dict[str, Any]:
-        """Read a JSON file of the run; empty where there is none that can be read."""
-        return read_json(self.root / name)
 
     def evaluation_at(self, step: int) -> dict[str, Any]:
         """Return the record of the newest evaluation that is not past a step; empty if there is none."""
-        known = [path for path in sorted(self.evaluations.glob("*.json")) if path.stem.isdigit()]
-        reached = [path for path in known if int(path.stem) <= step]
-        return self.json(f"{self.evaluations.name}/{reached[-1].name}") if reached else {}
-
-    def log_folders(self) -> list[Path]:
-        """Return the folders of logs, oldest first."""
-        return sorted(path for path in self.logs.glob("*") if path.is_dir()) if self.logs.is_dir() else []
-
-
-def _config_of(root: Path) -> Path:
-    """Return the run's config; a trainer may call it otherwise, but checkpoints always hold it under this name."""
-    found = [*sorted(root.glob(f"checkpoints/[0-9]*/{CONFIG_FILE}")), *root.glob(CONFIG_FILE)]
-    if not found:
-        raise ConfigError(f"{root} is not the folder of a run: it has no {CONFIG_FILE}")
-    return found[-1]
-
-
-# What a push uploads, made from a run's folder alone, and where it lies in the repository.
-#
-#     model.safetensors  config.json ...     weights, the model's own config, tokenizer or preprocessor: at the root,
-#                                            where from_pretrained and the like look for them
-#     README.md                              the card
-#     train/                                 train_config.yaml  trainer_state.json  plan.json  best.json  recipe.json
-#                                            environment.json  ledger.jsonl  evaluations/  logs/  curves.png
-#     checkpoints/last/                      with "every_save": the checkpoint, to resume from
-#     checkpoints/{step}/                    with "all_checkpoints": every one that is still there
-#
-# Staging gives a push files that nobody changes under it: checkpoints, which are written once, as hard links (copies
-# where the file system has no links), so that retention may delete them meanwhile; records, which grow, as copies. It
-# lies in the run's folder, under `.hub`, and is removed after the push. A checkpoint that vanished before it could be
-# staged is superseded: a newer one exists. Nothing here opens a socket.
-
-TRAIN_FOLDER = "train"
-CHECKPOINTS_FOLDER = "checkpoints"
-LAST = f"{CHECKPOINTS_FOLDER}/last"
-CARD_FILE = "README.md"
-PREPROCESSOR_FOLDER = "preprocessor"
-PREFIX = "push-"
-RECORDS = ("plan.json", "best.json", "recipe.json", "environment.json", LEDGER_FILE)
-NO_LINKS_ERRNOS = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+        records = self.layout.evaluation_records()
+        reached = [one for one in records if one <= step]
+        return read_json(records[reached[-1]]) if reached else {}
 
 
 class SupersededError(CheckpointError):
@@ -192,7 +147,7 @@ class Staged:
 
 
 def stage(
-    paths: RunPaths,
+    run: SavedRun,
     step: int,
     strategy: str,
     names: PushNames | None = None,
@@ -202,15 +157,15 @@ def stage(
 ) -> Staged:
     """Put everything a push needs aside; `verified` says that the checkpoint's hashes need not be checked again."""
     names = names or PushNames()
-    staged = Staged(_new_folder(paths.staging), step)
+    staged = Staged(_new_folder(run.layout.hub_staging), step)
     try:
-        checkpoint = _link_checkpoint(paths, step, staged.folder, verified=verified)
+        checkpoint = _link_checkpoint(run, step, staged.folder, verified=verified)
         staged.files.update(_root_files(checkpoint, names))
-        staged.files.update(_train_files(paths, checkpoint, staged.folder, names))
+        staged.files.update(_train_files(run, checkpoint, staged.folder, names))
         if strategy == "every_save":
             staged.files.update(_checkpoint_files(checkpoint, LAST))
         elif strategy == "all_checkpoints":
-            staged.files.update(_all_checkpoints(paths, checkpoint, staged.folder, verified=verified))
+            staged.files.update(_all_checkpoints(run, checkpoint, staged.folder, verified=verified))
         if extra_folder is not None:
             staged.files.update(_below(extra_folder, ""))
         _refuse_outside(staged.files)
@@ -220,16 +175,16 @@ def stage(
     return staged
 
 
-def remove_leftovers(paths: RunPaths) -> None:
+def remove_leftovers(run: SavedRun) -> None:
     """Remove what pushes of processes that are gone left behind on this host."""
-    for folder in paths.staging.glob(f"{PREFIX}*"):
-        host, _, pid = folder.name.removeprefix(PREFIX).rpartition("-")[0].rpartition("-")
+    for folder in run.layout.hub_staging.glob(f"{PUSH_PREFIX}*"):
+        host, _, pid = folder.name.removeprefix(PUSH_PREFIX).rpartition("-")[0].rpartition("-")
         if host == _host() and pid.isdigit() and not _is_alive(int(pid)):
             remove_folder(folder)
 
 
 def _new_folder(parent: Path) -> Path:
-    folder = parent / f"{PREFIX}{_host()}-{os.getpid()}-{time.monotonic_ns()}"
+    folder = parent / f"{PUSH_PREFIX}{_host()}-{os.getpid()}-{time.monotonic_ns()}"
     folder.mkdir(parents=True)
     return folder
 
@@ -248,8 +203,8 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _link_checkpoint(paths: RunPaths, step: int, folder: Path, *, verified: bool) -> Path:
-    source, target = paths.store.path(step), folder / CHECKPOINTS_FOLDER / f"{step:08d}"
+def _link_checkpoint(run: SavedRun, step: int, folder: Path, *, verified: bool) -> Path:
+    source, target = run.store.path(step), folder / CHECKPOINTS_FOLDER / step_name(step)
     try:
         manifest = read_manifest(source)
         for name in [*manifest.files, MANIFEST_FILE]:
@@ -281,7 +236,7 @@ def _root_files(checkpoint: Path, names: PushNames) -> dict[str, Path]:
     files = _below(checkpoint / PREPROCESSOR_FOLDER, "")
     for name, path in _below(checkpoint / MODEL_CONFIG_FOLDER, "").items():
         is_renamed = names.model_config is not None and path.suffix == Path(names.model_config).suffix
-        files[str(names.model_config) if is_renamed and name != "generation_config.json" else name] = path
+        files[str(names.model_config) if is_renamed and name != GENERATION_CONFIG_FILE else name] = path
     files.pop(CARD_FILE, None)
     return files | {names.model: _whole_model(checkpoint, manifest)}
 
@@ -295,21 +250,21 @@ def _whole_model(checkpoint: Path, manifest: Manifest) -> Path:
     return whole
 
 
-def _train_files(paths: RunPaths, checkpoint: Path, folder: Path, names: PushNames) -> dict[str, Path]:
+def _train_files(run: SavedRun, checkpoint: Path, folder: Path, names: PushNames) -> dict[str, Path]:
     """Return the trainer's files: config and state, and the records, which are copied because they still grow."""
     train = names.subfolder.strip("/")
     copies = folder / "records"
-    found = {CONFIG_FILE: paths.config} | {name: paths.root / name for name in RECORDS}
-    records = _below(paths.evaluations, "").items()
-    found |= {f"evaluations/{name}": path for name, path in records if path.suffix != ".png"}  # samples stay at home
+    found = {CONFIG_FILE: run.layout.config} | {name: run.layout.root / name for name in RECORDS}
+    records = _below(run.layout.evaluations, EVALUATIONS_FOLDER).items()
+    found |= {name: path for name, path in records if path.suffix != ".png"}  # samples stay at home
     if names.push_logs:
-        found |= {f"logs/{name}": path for name, path in _below(paths.logs, "").items()}
+        found |= _below(run.layout.all_logs, LOGS_FOLDER)
     files = {f"{train}/{name}": path for name, path in _copies(found, copies).items()}
     files[f"{train}/{names.config}"] = files.pop(f"{train}/{CONFIG_FILE}")
     files[f"{train}/{STATE_FILE}"] = checkpoint / STATE_FILE
     if names.push_optimizer:
         files[f"{train}/{names.optimizer}"] = checkpoint / OPTIMIZER_FILE
-    if names.push_logs and (curves := curves_png(paths.root, folder / CURVES_FILE)) is not None:
+    if names.push_logs and (curves := curves_png(run.layout.root, folder / CURVES_FILE)) is not None:
         files[f"{train}/{CURVES_FILE}"] = curves
     return files
 
@@ -333,13 +288,13 @@ def _copies(found: dict[str, Path], folder: Path) -> dict[str, Path]:
     return files
 
 
-def _all_checkpoints(paths: RunPaths, newest: Path, folder: Path, *, verified: bool) -> dict[str, Path]:
+def _all_checkpoints(run: SavedRun, newest: Path, folder: Path, *, verified: bool) -> dict[str, Path]:
     files = _checkpoint_files(newest, f"{CHECKPOINTS_FOLDER}/{newest.name}")
-    for step in paths.store.steps():
+    for step in run.store.steps():
         if step == int(newest.name):
             continue
         try:
-            other = _link_checkpoint(paths, step, folder, verified=verified)
+            other = _link_checkpoint(run, step, folder, verified=verified)
         except SupersededError:  # retention was faster
             continue
         files |= _checkpoint_files(other, f"{CHECKPOINTS_FOLDER}/{other.name}")
@@ -364,3 +319,26 @@ def _parts(prefix: str, parts: Iterable[str]) -> list[str]:
 
 def _is_wanted(relative: Path) -> bool:
     return not any(part.startswith(".") for part in relative.parts) and relative.suffix != DROPPED_SUFFIX
+
+
+def model_config_writer(model: Any) -> Callable[[Path], None] | None:
+    """Return how to write a bare model's config into a folder; None for a model that has none to write.
+
+    A model is asked for its config's `save_pretrained` (transformers) or `save` (hezar).
+    """
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        return lambda folder: _write_transformers(model, folder)
+    if hasattr(config, "save"):
+        return lambda folder: config.save(str(folder), filename=HEZAR_CONFIG_FILE)
+    return None
+
+
+def _write_transformers(model: Any, folder: Path) -> None:
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "architectures"):
+        config.architectures = [type(model).__name__]  # as the library does; pipelines look for it
+    config.save_pretrained(str(folder))
+    generation = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(str(folder))

@@ -1,4 +1,10 @@
-"""`RUN/hub.json`: what became of every push, true whatever happens.
+"""Push a run to the Hub: one checkpoint, staged once from the run's folder, in one commit, tried as often as need be.
+
+An attempt begins with the repository as it is now: it commits on top of that very commit, so an answer that was lost, a
+second pusher or an attempt that comes late can neither double nor turn back what is there. `push_run` waits until it is
+done; `Pusher` does the same in the background.
+
+`RUN/hub.json` (`HubRecord`) says what became of every push, true whatever happens:
 
     {"format": 1, "pushes": [{"step", "reason", "repo_id", "revision", "strategy", "outcome", "commit", "url", "error",
                               "attempts", "files", "bytes", "checkpoints", "queued", "began", "ended"}, ...]}
@@ -19,28 +25,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from hezar_train.checkpoint import MANIFEST_FILE
 from hezar_train.checkpoint.manifest import read_manifest, remove_folder
 from hezar_train.config.fields import HUB_STRATEGIES
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import CheckpointError, ConfigError, HubError, choices, suggestion
 from hezar_train.hub.card import RunFacts, render_card
-from hezar_train.hub.client import Pace, parse_repo_id, redact
+from hezar_train.hub.client import Commit, Head, HubUnreachableError, Pace, Repository, parse_repo_id, redact
 from hezar_train.hub.layout import (
     CARD_FILE,
     CHECKPOINTS_FOLDER,
     LAST,
     PushNames,
-    RunPaths,
+    SavedRun,
     Staged,
     remove_leftovers,
     stage,
 )
-
-if TYPE_CHECKING:
-    from hezar_train.hub.client import Commit, Head, Repository
+from hezar_train.run_layout import MANIFEST_FILE, step_name
 
 __all__ = [
     "DONE",
@@ -57,8 +60,40 @@ __all__ = [
 
 FORMAT = 1
 DONE, FAILED, SUPERSEDED, UNFINISHED = "done", "failed", "superseded", "unfinished"
+ATTEMPTS = 6
+T = TypeVar("T")
+MESSAGES = {
+    "asked": "Step {step}",
+    "save": "Step {step}",
+    "best": "Best so far: step {step}",
+    "end": "End of training: step {step}",
+}
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PushTarget:
+    """Where to push, and what."""
+
+    repo_id: str
+    revision: str | None = None
+    private: bool | None = None
+    strategy: str = "end"
+    names: PushNames = field(default_factory=PushNames)
+    extra_folder: Path | None = None
+    """Files to add at the repository's root as they are."""
+    metadata: Mapping[str, Any] | None = None
+    """What the card says that a run cannot know."""
+
+    def __post_init__(self) -> None:
+        parse_repo_id(self.repo_id)
+        if self.strategy not in HUB_STRATEGIES:
+            known = choices(HUB_STRATEGIES)
+            raise ConfigError(
+                f"strategy={self.strategy!r} is not known. Choose from: {known}."
+                f"{suggestion(self.strategy, HUB_STRATEGIES)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,97 +131,19 @@ class PushOutcome:
         return f"{words} after {self.attempts} attempts: {self.error}" if self.error else words
 
 
-class HubRecord:
-    """Append to the record of a run; several threads may."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = threading.Lock()
-
-    def append(self, *outcomes: PushOutcome) -> None:
-        """Add entries; a disk that does not take them is told and no more."""
-        new = [json.loads(redact(json.dumps(dataclasses.asdict(outcome)))) for outcome in outcomes]
-        with self._lock:
-            content = {"format": FORMAT, "pushes": [*self.entries(), *new]}
-            try:
-                write_atomically(self.path, json.dumps(content, indent=1) + "\n")
-            except OSError as error:
-                missing = "; ".join(map(str, outcomes))
-                logger.warning("%s was not written: %s. This is missing in it: %s", self.path, error, missing)
-
-    def entries(self) -> list[dict[str, Any]]:
-        """Return all entries; none where the file is missing or cannot be read."""
-        try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            return [dict(one) for one in content["pushes"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
-
-    def done(self, repo_id: str, revision: str | None) -> list[list[int]]:
-        """Return the steps of the checkpoints in each finished push to a place."""
-        found = [one for one in self.entries() if one.get("outcome") == DONE]
-        here = [one for one in found if (one.get("repo_id"), one.get("revision")) == (repo_id, revision)]
-        return [list(one.get("checkpoints") or []) for one in here]
-
-    def is_uploaded(self, step: int) -> bool:
-        """Tell whether the last word on a step, or on one after it, is that it was pushed."""
-        last = [one for one in self.entries() if one.get("step", -1) >= step and one.get("outcome") != SUPERSEDED]
-        return bool(last) and last[-1].get("outcome") == DONE
-
-
-# One push: staged once from the run's folder, tried as often as need be, one commit.
-#
-# An attempt begins with the repository as it is now: it commits on top of that very commit, so an answer that was lost,
-# a second pusher or an attempt that comes late can neither double nor turn back what is there. `push_run` is the verb
-# that blocks; the background has its own (`Pusher`).
-
-ATTEMPTS = 6
-T = TypeVar("T")
-MESSAGES = {
-    "asked": "Step {step}",
-    "save": "Step {step}",
-    "best": "Best so far: step {step}",
-    "end": "End of training: step {step}",
-}
-
-
-@dataclass(frozen=True)
-class PushTarget:
-    """Where to push, and what."""
-
-    repo_id: str
-    revision: str | None = None
-    private: bool | None = None
-    strategy: str = "end"
-    names: PushNames = field(default_factory=PushNames)
-    extra_folder: Path | None = None
-    """Files to add at the repository's root as they are."""
-    metadata: Mapping[str, Any] | None = None
-    """What the card says that a run cannot know."""
-
-    def __post_init__(self) -> None:
-        parse_repo_id(self.repo_id)
-        if self.strategy not in HUB_STRATEGIES:
-            known = choices(HUB_STRATEGIES)
-            raise ConfigError(
-                f"strategy={self.strategy!r} is not known. Choose from: {known}."
-                f"{suggestion(self.strategy, HUB_STRATEGIES)}"
-            )
-
-
 class Push:
     """One checkpoint on its way to the Hub."""
 
     def __init__(
         self,
-        paths: RunPaths,
+        run: SavedRun,
         target: PushTarget,
         step: int,
         reason: str,
         message: str | None = None,
         queued: float | None = None,
     ) -> None:
-        self._paths, self._target = paths, target
+        self._run, self._target = run, target
         self.step, self.reason = step, reason
         self.message = message or MESSAGES[reason].format(step=step)
         self.attempts = 0
@@ -198,7 +155,7 @@ class Push:
         """Put the files aside, so that nothing that happens in the run's folder matters any more."""
         target = self._target
         self._staged = stage(
-            self._paths, self.step, target.strategy, target.names, target.extra_folder, verified=verified
+            self._run, self.step, target.strategy, target.names, target.extra_folder, verified=verified
         )
 
     @property
@@ -210,8 +167,6 @@ class Push:
 
     def attempt(self) -> Commit:
         """Try once, from the beginning; what is there already is not sent again."""
-        from hezar_train.hub.client import Repository
-
         self.attempts += 1
         repository = Repository(self._target.repo_id, self._target.revision)
         repository.ensure(self._target.private)
@@ -254,9 +209,9 @@ class Push:
 
     def _missing(self, head: Head) -> dict[str, Path]:
         """Leave out older checkpoints that this run has pushed and that are there: their hashes need no second look."""
-        record = HubRecord(self._paths.record)
+        record = HubRecord(self._run.layout.hub)
         pushed = {step for one in record.done(self._target.repo_id, self._target.revision) for step in one}
-        folders = [f"{CHECKPOINTS_FOLDER}/{step:08d}/" for step in pushed - {self.step}]
+        folders = [f"{CHECKPOINTS_FOLDER}/{step_name(step)}/" for step in pushed - {self.step}]
         there = tuple(folder for folder in folders if folder + MANIFEST_FILE in head.files)
         return {name: path for name, path in self.staged.files.items() if not (there and name.startswith(there))}
 
@@ -286,7 +241,7 @@ class Push:
                 raise HubError(f"{CARD_FILE} of {self._target.repo_id} is no UTF-8 text: mend it first") from None
             finally:
                 remove_folder(folder)
-        facts = RunFacts(self._paths, self.step)
+        facts = RunFacts(self._run, self.step)
         return render_card(facts, self._target.repo_id, self.staged.files, existing, self._target.metadata)
 
 
@@ -305,21 +260,21 @@ def push_run(
     pace: Pace | None = None,
 ) -> PushOutcome:
     """Push a run from its folder alone and wait for it; what is not given is as the run's config says."""
-    paths = RunPaths(Path(run_folder))
-    remove_leftovers(paths)
-    hub = {key: value for key, value in paths.settings.items() if key.startswith("hub_")}
+    run = SavedRun(Path(run_folder))
+    remove_leftovers(run)
+    hub = {key: value for key, value in run.settings.items() if key.startswith("hub_")}
     if (repo := repo_id or hub.get("hub_model_id")) is None:
-        raise ConfigError(f"the config in {paths.root} has no hub_model_id: name the repository, 'owner/name'")
+        raise ConfigError(f"the config in {run.layout.root} has no hub_model_id: name the repository, 'owner/name'")
     target = PushTarget(
         str(repo), revision or hub.get("hub_revision"), hub.get("hub_private") if private is None else private,
         str(strategy or hub.get("hub_strategy") or "end"), names or PushNames(), extra_folder,
         hub.get("hub_card") if metadata is None else metadata,
     )  # fmt: skip
-    step = paths.best_step() if target.strategy == "best" else paths.newest_step()
-    push = Push(paths, target, step, "asked", commit_message)
+    step = run.best_step() if target.strategy == "best" else run.newest_step()
+    push = Push(run, target, step, "asked", commit_message)
     try:
         push.stage(verified=False)
-        return _persist(push, HubRecord(paths.record), max_attempts, pace or Pace())
+        return _push_and_record(push, HubRecord(run.layout.hub), max_attempts, pace or Pace())
     finally:
         push.discard()
 
@@ -336,20 +291,19 @@ def push_files(
     pace: Pace | None = None,
 ) -> Commit:
     """Put a few files, such as a config, into a repository in one commit, which is made if need be."""
-    from hezar_train.hub.client import Repository
 
     def attempt() -> Commit:
         repository = Repository(parse_repo_id(repo_id), revision, repo_type)
         repository.ensure(private)
         return repository.commit(files, [], commit_message, repository.head().oid)
 
-    return _insist(attempt, max_attempts, pace or Pace())
+    return _try_often(attempt, max_attempts, pace or Pace())
 
 
-def _persist(push: Push, record: HubRecord, max_attempts: int, pace: Pace) -> PushOutcome:
+def _push_and_record(push: Push, record: HubRecord, max_attempts: int, pace: Pace) -> PushOutcome:
     """Try until it is done, hopeless, or has been tried often enough; write down what became of it."""
     try:
-        done = push.outcome(DONE, _insist(push.attempt, max_attempts, pace))
+        done = push.outcome(DONE, _try_often(push.attempt, max_attempts, pace))
     except HubError as error:
         record.append(push.outcome(FAILED, error=str(error)))
         raise
@@ -357,9 +311,7 @@ def _persist(push: Push, record: HubRecord, max_attempts: int, pace: Pace) -> Pu
     return done
 
 
-def _insist(attempt: Callable[[], T], max_attempts: int, pace: Pace) -> T:
-    from hezar_train.hub.client import HubUnreachableError
-
+def _try_often(attempt: Callable[[], T], max_attempts: int, pace: Pace) -> T:
     for number in range(1, max_attempts):
         try:
             return attempt()
@@ -368,3 +320,41 @@ def _insist(attempt: Callable[[], T], max_attempts: int, pace: Pace) -> T:
             logger.warning("%s Trying again in %.0f seconds.", error, wait)
             time.sleep(wait)
     return attempt()
+
+
+class HubRecord:
+    """Append to the record of a run; several threads may."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def append(self, *outcomes: PushOutcome) -> None:
+        """Add entries; a disk that does not take them is told and no more."""
+        new = [json.loads(redact(json.dumps(dataclasses.asdict(outcome)))) for outcome in outcomes]
+        with self._lock:
+            content = {"format": FORMAT, "pushes": [*self.entries(), *new]}
+            try:
+                write_atomically(self.path, json.dumps(content, indent=1) + "\n")
+            except OSError as error:
+                missing = "; ".join(map(str, outcomes))
+                logger.warning("%s was not written: %s. This is missing in it: %s", self.path, error, missing)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return all entries; none where the file is missing or cannot be read."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            return [dict(one) for one in content["pushes"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+    def done(self, repo_id: str, revision: str | None) -> list[list[int]]:
+        """Return the steps of the checkpoints in each finished push to a place."""
+        found = [one for one in self.entries() if one.get("outcome") == DONE]
+        here = [one for one in found if (one.get("repo_id"), one.get("revision")) == (repo_id, revision)]
+        return [list(one.get("checkpoints") or []) for one in here]
+
+    def is_uploaded(self, step: int) -> bool:
+        """Tell whether the last word on a step, or on one after it, is that it was pushed."""
+        last = [one for one in self.entries() if one.get("step", -1) >= step and one.get("outcome") != SUPERSEDED]
+        return bool(last) and last[-1].get("outcome") == DONE

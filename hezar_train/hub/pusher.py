@@ -1,8 +1,8 @@
-"""Pushes in the background: the training thread leaves a note and goes on; whatever the network does is not its affair.
+"""Push in the background: the training thread leaves a request and goes on, whatever the network does.
 
-One thread pushes. One push can wait, and the newest wins: what it takes the place of is written down as superseded. An
-attempt that fails is repeated after a wait that grows, with jitter; after many failures in a row the breaker opens and
-the waits are minutes. Each attempt has a thread of its own, because a server that never answers would hold it for ever.
+One thread pushes. One request can wait, and the newest wins: what it replaces is recorded as superseded. An attempt
+that fails is repeated after a wait that grows, with jitter; after many failures in a row the breaker opens and the
+waits are minutes. Each attempt has a thread of its own, because a server that never answers would hold it for ever.
 Nothing here knows a trainer: everything is read from finished checkpoints and records in the run's folder.
 """
 
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from hezar_train.errors import HezarTrainError, HubError
-from hezar_train.hub.client import Pace, redact
-from hezar_train.hub.layout import RunPaths, SupersededError, remove_leftovers
+from hezar_train.hub.client import HubUnreachableError, Pace, Repository, redact
+from hezar_train.hub.layout import SavedRun, SupersededError, remove_leftovers
 from hezar_train.hub.push import DONE, FAILED, SUPERSEDED, UNFINISHED, HubRecord, Push, PushOutcome, PushTarget
+from hezar_train.run_layout import HUB_FILE
 
 __all__ = ["Pusher"]
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Request:
-    """A note of the training thread; None as the step means the one that the strategy names when its turn comes."""
+    """What the training thread asks for; None as the step means the one that the strategy names when its turn comes."""
 
     step: int | None
     reason: str
@@ -46,7 +47,7 @@ class Pusher:
         self.target = target
         self.outcomes: list[PushOutcome] = []
         self._root, self._pace = Path(run_folder), pace or Pace()
-        self._record = HubRecord(self._root / "hub.json")
+        self._record = HubRecord(self._root / HUB_FILE)
         self._condition = threading.Condition()
         self._pending: _Request | None = None
         self._replaced: list[_Request] = []
@@ -57,11 +58,11 @@ class Pusher:
         self._not_before = self._closing_turn = 0.0
         self._deadline: float | None = None
         self._is_open = True
-        self._is_settled = False
+        self._is_finished = False
         self._thread = threading.Thread(target=self._run, name="hub-pusher", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which greets the Hub: one that does not answer now is a warning."""
+        """Start the thread, which makes the repository first: a Hub that does not answer now is a warning."""
         self._thread.start()
 
     def note_saved(self, step: int) -> None:
@@ -89,14 +90,14 @@ class Pusher:
                 self._end_by(time.monotonic() + wait_seconds)
         if self._thread.ident is not None:
             self._thread.join(wait_seconds + GRACE_SECONDS)
-        return self._settle()
+        return self._finish()
 
     def abandon(self) -> None:
-        """End without a last push and without waiting; what was not finished is written down as such."""
+        """End without a last push and without waiting; what was not finished is recorded as such."""
         with self._condition:
             if self._is_open:
                 self._end_by(time.monotonic())
-        self._settle()
+        self._finish()
 
     def summary(self) -> str:
         """Tell what became of all pushes, in a few lines."""
@@ -118,39 +119,37 @@ class Pusher:
         self._is_open, self._deadline = False, deadline
         self._condition.notify_all()
 
-    def _settle(self) -> bool:
-        """Write down what is left, and say whether the last push is done."""
+    def _finish(self) -> bool:
+        """Record what is left, and say whether the last push is done."""
         with self._condition:
             active, pending, self._pending = self._active, self._pending, None
-        self._tell_replaced()
+        self._record_replaced()
         if self._thread.is_alive() and active is not None:
-            self._tell(active.outcome(UNFINISHED, error="the program stopped waiting for it"))
+            self._record_outcomes(active.outcome(UNFINISHED, error="the program stopped waiting for it"))
         if pending is not None:
-            self._tell(self._unstarted(pending, UNFINISHED, "the program stopped waiting for it"))
-        self._is_settled = True
+            self._record_outcomes(self._unstarted(pending, UNFINISHED, "the program stopped waiting for it"))
+        self._is_finished = True
         ends = [one for one in self.outcomes if one.reason == "end"]
         return bool(ends) and ends[-1].outcome == DONE
 
     def _run(self) -> None:
         try:
-            self._greet()
+            self._prepare()
             while (request := self._next()) is not None:
-                self._tell_replaced()
-                self._serve(request)
+                self._record_replaced()
+                self._push(request)
                 with self._condition:
                     self._active = None
-            self._tell_replaced()
+            self._record_replaced()
         except BaseException as error:  # noqa: BLE001 - a thread has no caller, and training must not notice
             logger.error("the thread that pushes to the Hub ended: %s", redact(repr(error)))  # noqa: TRY400 - redacted
 
-    def _greet(self) -> None:
-        from hezar_train.hub.client import Repository
-
+    def _prepare(self) -> None:
         try:
-            paths = RunPaths(self._root)
-            remove_leftovers(paths)
+            run = SavedRun(self._root)
+            remove_leftovers(run)
             with self._condition:
-                self._saved.update(paths.store.steps())
+                self._saved.update(run.store.steps())
                 if self.target.strategy == "best" and self._best in self._saved:
                     self._enqueue(_Request(self._best, "best"))
             self._with_limit(lambda: Repository(self.target.repo_id, self.target.revision).ensure(self.target.private))
@@ -164,37 +163,35 @@ class Pusher:
             request, self._pending = self._pending, None
             return request
 
-    def _serve(self, request: _Request) -> None:
-        """Push one request to whatever end it comes, and write that down."""
+    def _push(self, request: _Request) -> None:
+        """Push one request to whatever end it comes, and record that."""
         push = None
         try:
             push = self._staged(request)
-            self._tell(self._insist(push))
+            self._record_outcomes(self._try_until_done(push))
         except SupersededError as error:
-            self._tell(self._unstarted(request, SUPERSEDED, str(error)))
+            self._record_outcomes(self._unstarted(request, SUPERSEDED, str(error)))
         except (HezarTrainError, OSError) as error:
-            self._tell(self._unstarted(request, FAILED, str(error)))
+            self._record_outcomes(self._unstarted(request, FAILED, str(error)))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next push may do better
-            self._tell(self._unstarted(request, FAILED, repr(error)))
+            self._record_outcomes(self._unstarted(request, FAILED, repr(error)))
         finally:
             if push is not None:
                 push.discard()
 
     def _staged(self, request: _Request) -> Push:
-        paths = RunPaths(self._root)
+        run = SavedRun(self._root)
         step = request.step
         if step is None:
-            step = paths.best_step() if self.target.strategy == "best" else paths.newest_step()
-        push = Push(paths, self.target, step, request.reason, queued=request.queued)
+            step = run.best_step() if self.target.strategy == "best" else run.newest_step()
+        push = Push(run, self.target, step, request.reason, queued=request.queued)
         push.stage(verified=True)  # the writer has read it back
         with self._condition:
             self._active = push
         return push
 
-    def _insist(self, push: Push) -> PushOutcome:
+    def _try_until_done(self, push: Push) -> PushOutcome:
         """Try until it is done, hopeless, superseded, or time is up."""
-        from hezar_train.hub.client import HubUnreachableError
-
         last_error: str | None = None
         limit = self._pace.attempt_limit_seconds(push.staged.nbytes)
         while self._wait_for_turn():
@@ -214,8 +211,6 @@ class Pusher:
 
     def _with_limit(self, job: Callable[[], T], limit_seconds: float | None = None) -> T:
         """Do a job in a thread of its own, and leave it behind if the server never answers."""
-        from hezar_train.hub.client import HubUnreachableError
-
         found: list[T] = []
         errors: list[BaseException] = []
 
@@ -266,11 +261,11 @@ class Pusher:
         elif not self._pace.is_open(self._failures):
             logger.warning("%s Trying again in %.0f seconds; training goes on.", redact(str(error)), wait)
 
-    def _tell_replaced(self) -> None:
+    def _record_replaced(self) -> None:
         with self._condition:
             replaced, self._replaced = self._replaced, []
         if replaced:
-            self._tell(*(self._unstarted(request, SUPERSEDED, None) for request in replaced))
+            self._record_outcomes(*(self._unstarted(request, SUPERSEDED, None) for request in replaced))
 
     def _unstarted(self, request: _Request, outcome: str, error: str | None) -> PushOutcome:
         target = self.target
@@ -280,9 +275,9 @@ class Pusher:
             error=None if error is None else redact(error), queued=request.queued, ended=time.time(),
         )  # fmt: skip
 
-    def _tell(self, *outcomes: PushOutcome) -> None:
-        """Write outcomes down and show them; after the end, only that something was done after all."""
-        news = [one for one in outcomes if not self._is_settled or one.outcome == DONE]
+    def _record_outcomes(self, *outcomes: PushOutcome) -> None:
+        """Record outcomes and log them; after the end, only that something was done after all."""
+        news = [one for one in outcomes if not self._is_finished or one.outcome == DONE]
         if not news:
             return
         self._record.append(*news)

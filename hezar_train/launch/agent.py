@@ -1,4 +1,4 @@
-"""The front's side: torchrun's agent for one machine, with its signals, restarts, exit codes and words.
+"""The launcher: torchrun's agent for one machine, with signals passed on, restarts, exit codes and messages.
 
 The agent's documented points of extension are overridden, its rendezvous and its supervision are used as they are. A
 restart needs processes that find nothing of the last attempt: hence a store of their own for each attempt.
@@ -26,13 +26,13 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from hezar_train.errors import ConfigError
-from hezar_train.launch.process import ENDS_ON_PURPOSE, FRONT_PID, REPORTS, Report, read_report
+from hezar_train.launch.process import ENDS_ON_PURPOSE, LAUNCHER_PID, REPORTS, Report, read_report
 
-__all__ = ["lead_group"]
+__all__ = ["launch_group"]
 
 MONITOR_SECONDS = 0.5
 NUM_LAST_LINES = 30
-# whoever signals the front wants the run to be saved: a terminal that closes and a batch system's warning, too
+# whoever signals the launcher wants the run to be saved: a terminal that closes and a batch system's warning, too
 PASSED_ON = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGINT: signal.SIGINT,
@@ -41,7 +41,7 @@ PASSED_ON = {
 }
 
 
-def lead_group(
+def launch_group(
     command: Sequence[str], num_processes: int, max_restarts: int, progress: Callable[[], Any], *, on_cpu: bool
 ) -> int:
     """Start the processes, watch over them, return the exit code when none of them is left."""
@@ -62,17 +62,17 @@ def lead_group(
 
 
 def _silence_torch() -> None:
-    """Drop what the agent logs, whatever level its modules set for themselves: the front has its own words."""
+    """Drop what the agent logs, whatever level its modules set for themselves: the launcher says what happens."""
     log = logging.getLogger("torch.distributed.elastic")
     log.addHandler(logging.NullHandler())
     log.propagate = False
 
 
 def _needed_variables(folder: Path) -> dict[str, str]:
-    """Return the variables without which the front cannot keep its word."""
+    """Return the variables without which restarts and signals are not reliable."""
     return {
         REPORTS: str(folder),
-        FRONT_PID: str(os.getpid()),
+        LAUNCHER_PID: str(os.getpid()),
         # with a store that outlives an attempt, about every other restart meets its leftovers and fails or hangs
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # Ctrl-\\ ends all at once; other signals are passed on by us
@@ -115,9 +115,8 @@ class _Group(LocalElasticAgent):
     """All processes of a run."""
 
     def __init__(self, spec: WorkerSpec, folder: Path, progress: Callable[[], Any]) -> None:
-        self._silent = range(1, spec.local_world_size)
-        self._said = folder / "said"
-        logs = DefaultLogsSpecs(str(self._said), redirects=dict.fromkeys(self._silent, Std.ALL))
+        self._output = folder / "output"
+        logs = DefaultLogsSpecs(str(self._output), redirects=dict.fromkeys(range(1, spec.local_world_size), Std.ALL))
         super().__init__(spec, logs)
         self._folder = folder
         self._progress = progress
@@ -138,7 +137,7 @@ class _Group(LocalElasticAgent):
         finally:
             self.get_worker_group().spec.rdzv_handler.shutdown()
         if self._result.is_failed() and self._asked is None:
-            self._tell_of_the_death()
+            self._report_death()
         return self._exit_code()
 
     @contextmanager
@@ -176,9 +175,9 @@ class _Group(LocalElasticAgent):
         self._pids = []
         if self._asked is not None or not self._is_worth_a_restart():
             raise _EndedError
-        self._tell_of_the_death()
+        self._report_death()
         count = f"restart {self._restarts + 1} of {worker_group.spec.max_restarts}"
-        _say(f"starting all processes again ({count})")
+        _print(f"starting all processes again ({count})")
         super()._restart_workers(worker_group)
 
     def _is_worth_a_restart(self) -> bool:
@@ -203,7 +202,7 @@ class _Group(LocalElasticAgent):
         return not errors and bool(codes & {-signal.SIGTERM, -signal.SIGINT})
 
     def _reports(self) -> dict[int, Report]:
-        """Return what the processes of this attempt told of their ends, by rank."""
+        """Return what the processes of this attempt reported of their ends, by rank."""
         ranks = range(self.get_worker_group().spec.local_world_size)
         found = {rank: read_report(self._folder, self._restarts, rank) for rank in ranks}
         return {rank: report for rank, report in found.items() if report is not None}
@@ -217,30 +216,30 @@ class _Group(LocalElasticAgent):
         codes = {rank: failure.exitcode for rank, failure in self._result.failures.items()}
         return {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
 
-    def _tell_of_the_death(self) -> None:
+    def _report_death(self) -> None:
         """Say who died first and of what; what the main process has said itself is not repeated."""
         of = f"of {self.get_worker_group().spec.local_world_size}"
         if killed := self._killed():
             rank, number = next(iter(killed.items()))
-            _say(f"process {rank} {of} was killed by {signal.Signals(number).name}")
+            _print(f"process {rank} {of} was killed by {signal.Signals(number).name}")
             return
         reports = self._reports()
         ended = {rank: report for rank, report in reports.items() if report.code not in ENDS_ON_PURPOSE}
         if not ended:
             codes = {rank: failure.exitcode for rank, failure in self._result.failures.items()}
-            _say("; ".join(f"process {rank} {of} left with exit code {code}" for rank, code in codes.items()))
+            _print("; ".join(f"process {rank} {of} left with exit code {code}" for rank, code in codes.items()))
             return
         first = min(ended, key=lambda rank: ended[rank].at_seconds)
         said_by_main = ended[0].message if 0 in ended else None
         if first != 0 and ended[first].message != said_by_main:
-            _say(f"process {first} {of} failed first. Its last words:\n{self._last_words(first)}")
+            _print(f"process {first} {of} failed first. Its last words:\n{self._last_words(first)}")
 
     def _last_words(self, rank: int) -> str:
-        """Return the end of what a silent process wrote to its standard error."""
-        paths = self._said.glob(f"*/attempt_{self._restarts}/{rank}/stderr.log")
+        """Return the end of what a process other than the main one wrote to its standard error."""
+        paths = self._output.glob(f"*/attempt_{self._restarts}/{rank}/stderr.log")
         lines = [line for path in paths for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
         return "\n".join(lines[-NUM_LAST_LINES:])
 
 
-def _say(words: str) -> None:
+def _print(words: str) -> None:
     print(words, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,6 +1,6 @@
-"""The side of one process of a group: how it tells its end, and that it does not outlive the front.
+"""One process of a group: how it reports its exit to the launcher, and that it does not outlive it.
 
-Without the front's variables in the environment everything here does nothing: torchrun and `accelerate launch` start
+Without the launcher's variables in the environment everything here does nothing: torchrun and `accelerate launch` start
 the same programs. Nothing here needs torch.
 """
 
@@ -21,7 +21,7 @@ from hezar_train.config.files import write_atomically
 
 __all__ = [
     "ENDS_ON_PURPOSE",
-    "FRONT_PID",
+    "LAUNCHER_PID",
     "REPORTS",
     "RESTARTS",
     "Report",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 REPORTS = "HEZAR_TRAIN_REPORTS"
-FRONT_PID = "HEZAR_TRAIN_FRONT_PID"
+LAUNCHER_PID = "HEZAR_TRAIN_FRONT_PID"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 TRY_AGAIN_LATER = 75  # reserved: sysexits' EX_TEMPFAIL, for a run that asks its scheduler to be queued again
 ENDS_ON_PURPOSE = frozenset({0, TRY_AGAIN_LATER, 128 + signal.SIGINT, 128 + signal.SIGTERM})
@@ -40,7 +40,7 @@ SET_PARENT_DEATH_SIGNAL = 1  # of Linux's prctl()
 
 @dataclass(frozen=True)
 class Report:
-    """How a process ended, in its own words."""
+    """How a process ended, as it reported it."""
 
     code: int
     is_handled: bool
@@ -58,7 +58,7 @@ def num_restarts() -> int:
 
 @contextmanager
 def reported_exit() -> Iterator[None]:
-    """Tell the front, if there is one, how this process ends.
+    """Report to the launcher, if there is one, how this process ends.
 
     Whoever ends on purpose (done, or stopped by a signal and saved) leaves with 0. The agent takes any other code for a
     death: it would end the other processes 30 seconds later, also one that is still writing a checkpoint.
@@ -67,7 +67,7 @@ def reported_exit() -> Iterator[None]:
     if folder is None:
         yield
         return
-    _end_with_the_front()
+    _end_with_the_launcher()
     path = _report_path(Path(folder), num_restarts(), int(os.environ["RANK"]))
     try:
         yield
@@ -79,13 +79,13 @@ def reported_exit() -> Iterator[None]:
     except BaseException as error:
         has_lost_a_peer = _is_loss_of_a_peer(error)
         _write(path, Report(1, False, f"{type(error).__name__}: {error}", time.time(), has_lost_a_peer))
-        if has_lost_a_peer:  # where that one died is what matters, and the front says it
+        if has_lost_a_peer:  # where that one died is what matters, and the launcher says it
             raise SystemExit("this process cannot go on: another one of the run has ended") from None
         raise
 
 
 def read_report(folder: Path, restart: int, rank: int) -> Report | None:
-    """Return what a process told of its end; None where it had no time to."""
+    """Return what a process reported of its end; None where it had no time to."""
     path = _report_path(folder, restart, rank)
     return Report(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
@@ -114,10 +114,10 @@ def _code(end: SystemExit) -> int:
     return end.code if isinstance(end.code, int) else 1
 
 
-def _end_with_the_front() -> None:
-    """Ask the system for SIGTERM when the front dies, however it dies, so that this process saves and leaves."""
-    front = int(os.environ.pop(FRONT_PID))
+def _end_with_the_launcher() -> None:
+    """Ask the system for SIGTERM when the launcher dies, however it dies, so that this process saves and leaves."""
+    launcher = int(os.environ.pop(LAUNCHER_PID))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != front:  # it died before the system was asked
+    if os.getppid() != launcher:  # it died before the system was asked
         raise SystemExit(128 + signal.SIGTERM)

@@ -1,4 +1,10 @@
-"""What all adapters share: what a metric of another maker is given, and how its outputs become floats under keys."""
+"""Metrics of other makers as ours: any function of the whole set, modules of `evaluate`, metrics of `torchmetrics`.
+
+An adapter decides what such a metric is given (targets of -100 left out, probabilities made of logits where it wants
+them) and makes floats under keys of whatever it returns. Functions and modules of `evaluate` see the whole set at once:
+predictions and targets are kept on the host, and go to other processes as tensors. Metrics of `torchmetrics` keep their
+own state and merge by their own synchronisation. Neither package is imported unless it is used.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +35,18 @@ __all__ = [
     "probabilities",
 ]
 
+logger = logging.getLogger(__name__)
+
+Values: TypeAlias = npt.NDArray[Any] | list[Any]
+
 MINIMIZED_NAMES = frozenset({"cer", "loss", "mae", "mse", "perplexity", "rmse", "ter", "wer"})
+"""Outputs of which a smaller value is better, where nobody says so."""
+
+JSON_SUFFIX = ".json"
 
 
 class AdaptedMetric(Metric):
-    """What all adapters share: outputs of any form become floats under keys, and an objective."""
+    """What all adapters share: outputs of any form become floats under keys, with an objective, and no interval."""
 
     def __init__(
         self, name: str, output_keys: Sequence[str] | None, objective: str | None, consumes: Inputs | None
@@ -61,6 +74,23 @@ class AdaptedMetric(Metric):
         return {key: outputs[key] for key in self.output_keys}
 
 
+def _flat(name: str, value: Any) -> dict[str, float]:
+    """Return numbers under keys: those of a mapping, `name` for one number, `name.0`, `name.1`, ... for several."""
+    if isinstance(value, Mapping):
+        return {key: number for part, each in value.items() for key, number in _nested(str(part), each).items()}
+    numbers = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    if numbers.dtype.kind not in "biuf":
+        return {}
+    if numbers.size == 1:
+        return {name: float(numbers.reshape(()))}
+    return {f"{name}.{number}": float(each) for number, each in enumerate(numbers.reshape(-1))}
+
+
+def _nested(name: str, value: Any) -> dict[str, float]:
+    numbers = _flat(name, value)
+    return {f"{name}.{key}": number for key, number in numbers.items()} if isinstance(value, Mapping) else numbers
+
+
 def counted_pairs(predictions: Any, targets: Any) -> tuple[Any, Any]:
     """Leave out integer targets of -100 and their predictions, which then are flat; else return both as they are."""
     if not isinstance(targets, torch.Tensor) or not isinstance(predictions, torch.Tensor):
@@ -80,32 +110,6 @@ def probabilities(scores: torch.Tensor, family: str) -> torch.Tensor:
         return scores.reshape(len(scores)).sigmoid()
     shares = scores.softmax(-1)
     return shares[..., 1] if family == "binary" else shares.movedim(-1, 1)
-
-
-def _flat(name: str, value: Any) -> dict[str, float]:
-    """Return numbers under keys: those of a mapping, `name` for one number, `name.0`, `name.1`, ... for several."""
-    if isinstance(value, Mapping):
-        return {key: number for part, each in value.items() for key, number in _nested(str(part), each).items()}
-    numbers = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
-    if numbers.dtype.kind not in "biuf":
-        return {}
-    if numbers.size == 1:
-        return {name: float(numbers.reshape(()))}
-    return {f"{name}.{number}": float(each) for number, each in enumerate(numbers.reshape(-1))}
-
-
-def _nested(name: str, value: Any) -> dict[str, float]:
-    numbers = _flat(name, value)
-    return {f"{name}.{key}": number for key, number in numbers.items()} if isinstance(value, Mapping) else numbers
-
-
-# Functions of the whole set: predictions and targets are kept on the host, and go to other processes as tensors.
-
-Values: TypeAlias = npt.NDArray[Any] | list[Any]
-
-JSON_SUFFIX = ".json"
-
-logger = logging.getLogger(__name__)
 
 
 class CollectedMetric(AdaptedMetric):
@@ -196,9 +200,6 @@ def _unpacked(name: str, state: Mapping[str, torch.Tensor]) -> Values:
     return values
 
 
-# Modules of the `evaluate` package: how one is loaded, recognised and computed.
-
-
 class EvaluateMetric(CollectedMetric):
     """A module of the `evaluate` package, or several combined; `options` go to its `compute`."""
 
@@ -259,9 +260,6 @@ def _why_not_loaded(path: str, own_names: Sequence[str], error: OSError) -> str:
         f"metric 'evaluate:{path}' was not found: the Hub cannot be reached, or has no such metric ({error}). "
         f"Connect, or give the path of a local script, as in 'evaluate:./{Path(path).name}.py'.{own}"
     )
-
-
-# Metrics of the `torchmetrics` package, which keep their own state and merge by their own synchronisation.
 
 
 class TorchMetric(AdaptedMetric):

@@ -1,8 +1,14 @@
-"""Counts per class: how often it was predicted, how often it was the target, how often both.
+"""Metrics of decided classes: equal to scikit-learn's on the whole set, whatever the batches were.
 
-Precision, recall, F1 and Matthews' coefficient all follow from these three, so a state is linear in the number of
-classes (a confusion matrix is not), and metrics that are asked for together count once: `share_counts`. This module
-also owns how class ids come in. It refuses to average; that is `classification.py`.
+Single-label metrics take class ids of any shape (samples, ...), or logits with one axis more; multi-label ones
+(`multilabel=True`) take 0/1 or logits, (samples, labels). Targets below 0 (-100) are not counted. The options have
+scikit-learn's names and meanings, and a falsy option is an option: `normalize=False` and `pos_label=0` are honoured.
+Without a single counted target a metric is NaN.
+
+Precision, recall, F1 and Matthews' coefficient all follow from three counts per class (`ClassCounts`): how often it was
+predicted, how often it was the target, how often both. So a state is linear in the number of classes, and metrics that
+are asked for together count once (`share_counts`). Only the confusion matrix is a square of counts. Metrics that rank a
+model's scores are in `ranking`.
 """
 
 from __future__ import annotations
@@ -15,20 +21,11 @@ import torch
 from torch.nn.functional import pad
 
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
-from hezar_train.metrics.metric import (
-    DEVICES_WITHOUT_FLOAT64,
-    AdditiveMetric,
-    Inputs,
-    Metric,
-    RowMetric,
-    Table,
-    in_float64,
-)
+from hezar_train.metrics.metric import DEVICES_WITHOUT_FLOAT64, AdditiveMetric, Metric, RowMetric, Table
 
 __all__ = [
     "F1",
     "Accuracy",
-    "Auroc",
     "AveragedRatio",
     "ClassCounts",
     "ClassMetric",
@@ -37,20 +34,265 @@ __all__ = [
     "Matthews",
     "Precision",
     "Recall",
-    "TopKAccuracy",
     "class_ids",
     "largest_class",
     "share_counts",
     "spread_weights",
 ]
 
+AVERAGES = ("macro", "micro", "weighted", "binary")
+MOST_CLASSES_OF_A_MATRIX = 5_000  # 200 MB
 
-class Counts(NamedTuple):
-    """The three counts, each (rows of weights, classes), in float64 on the host."""
 
-    hits: torch.Tensor
-    predicted: torch.Tensor
-    actual: torch.Tensor
+class Accuracy(AdditiveMetric):
+    """Share of targets that were predicted; of samples whose labels are all right, if `multilabel`.
+
+    `normalize=False` gives their number instead.
+    """
+
+    name = "accuracy"
+
+    def __init__(self, normalize: bool = True, multilabel: bool = False) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.multilabel = multilabel
+
+    @property
+    def output_keys(self) -> list[str]:
+        return ["accuracy"]
+
+    def statistics(self, predictions: Any, targets: Any) -> torch.Tensor:
+        predicted, target = class_ids(predictions, targets, multilabel=self.multilabel)
+        predicted, target = predicted.reshape(len(target), -1), target.reshape(len(target), -1)
+        counted = target >= 0
+        if self.multilabel:
+            any_counted = counted.any(1)
+            wrong = ((predicted != (target > 0)) & counted).any(1)
+            return torch.stack([any_counted & ~wrong, any_counted], dim=1)
+        return torch.stack([((predicted == target) & counted).sum(1), counted.sum(1)], dim=1)
+
+    def result(self, sums: list[float]) -> dict[str, float]:
+        num_right, num_counted = sums
+        if not num_counted:
+            return {"accuracy": float("nan")}
+        return {"accuracy": num_right / num_counted if self.normalize else num_right}
+
+
+class ClassMetric(RowMetric):
+    """A metric that reads class counts, its own or those of another metric."""
+
+    def __init__(self, num_classes: int | None = None, *, multilabel: bool = False) -> None:
+        self.counts = ClassCounts(num_classes, multilabel=multilabel)
+        self._counts_itself = True
+
+    @abstractmethod
+    def scores(self, counts: Counts) -> dict[str, torch.Tensor]:
+        """Return each output as a column, one value per row of weights."""
+
+    def read_from(self, other: ClassMetric) -> None:
+        """Read another metric's counts from now on, and leave the counting to it."""
+        self.counts = other.counts
+        self._counts_itself = False
+
+    def expect_classes(self, num_classes: int, names: Sequence[str] | None = None) -> None:
+        self.counts.num_classes = num_classes
+        self.counts.names = None if names is None else [str(name) for name in names]
+
+    def reset(self) -> None:
+        if self._counts_itself:
+            self.counts.reset()
+
+    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
+        if self._counts_itself:
+            self.counts.update(predictions, targets, weights)
+
+    def _results(self, num_rows: int | None) -> list[dict[str, float]]:
+        counts = self.counts.read(num_rows)
+        if counts is None:
+            return [self._undefined()]
+        columns = {key: column.tolist() for key, column in self.scores(counts).items()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def table(self) -> Table | None:
+        counts = self.counts.read(1)
+        return None if counts is None or not self._counts_itself else _table_per_class(counts, self.counts.name_of)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self.counts.state() if self._counts_itself else {}
+
+    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
+        if self._counts_itself:
+            self.counts.merge(state)
+
+
+def _table_per_class(counts: Counts, name_of: Callable[[int], str]) -> Table:
+    hits, predicted, actual = (row[0] for row in counts)
+    scores = torch.stack([hits / predicted, hits / actual, 2 * hits / (predicted + actual)], dim=1)
+    return Table(
+        name="per_class",
+        rows=[name_of(label) for label in range(len(hits))],
+        columns=["precision", "recall", "f1", "support"],
+        # A class that never occurs scores 0: a report is JSON, which has no NaN.
+        values=torch.cat([scores.nan_to_num(0.0), actual[:, None]], dim=1).tolist(),
+    )
+
+
+def share_counts(metrics: Iterable[Metric]) -> None:
+    """Let metrics that keep the same class counts keep them once: the first counts, the others read.
+
+    They must then all be updated, or none: a reader's own `update` does nothing.
+    """
+    counting: dict[tuple[bool, int | None], ClassMetric] = {}
+    for metric in (metric.unwrapped for metric in metrics):
+        if isinstance(metric, ClassMetric):
+            first = counting.setdefault((metric.counts.multilabel, metric.counts.num_classes), metric)
+            if first is not metric:
+                metric.read_from(first)
+
+
+class AveragedRatio(ClassMetric):
+    """Precision, recall and F1: a ratio of counts for each class, averaged.
+
+    `average`: "macro" (over the classes that occur in targets or predictions), "micro" (of the summed counts),
+    "weighted" (by the targets of each class), "binary" (the class `pos_label` of two), or None: each class on its own,
+    as `f1.0` or by name, for the report of a run. `labels` names the classes to average over, present or not.
+    `zero_division` is the ratio whose denominator is 0: 0.0, 1.0, or NaN, which averages leave out.
+    """
+
+    def __init__(
+        self,
+        average: str | None = "macro",
+        pos_label: int = 1,
+        zero_division: float | str = 0.0,
+        labels: Sequence[int] | None = None,
+        num_classes: int | None = None,
+        multilabel: bool = False,
+    ) -> None:
+        super().__init__(num_classes, multilabel=multilabel)
+        _check_average(self.name, average, multilabel)
+        self.average = average
+        self.pos_label = pos_label
+        self.zero_division = 0.0 if zero_division == "warn" else float(zero_division)
+        self.labels = None if labels is None else list(labels)
+
+    @property
+    def output_keys(self) -> list[str]:
+        if self.average is not None:
+            return [self.name]
+        return [self._key(label) for label in self._labels(self.counts.num_classes or 0)]
+
+    @abstractmethod
+    def ratio(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return numerator and denominator of the ratio."""
+
+    def scores(self, counts: Counts) -> dict[str, torch.Tensor]:
+        if self.average is None:
+            labels = self._labels(counts.actual.shape[1])
+            each = self._divide(_select(counts, labels))
+            return {self._key(label): column for label, column in zip(labels, each.T, strict=True)}
+        if self.average == "binary":
+            self._check_two_classes(counts)
+            return {self.name: self._of_all(counts, self._divide(_select(counts, [self.pos_label]))[:, 0])}
+        chosen = counts if self.labels is None else _select(counts, self.labels)
+        if self.average == "micro":
+            return {self.name: self._of_all(counts, self._divide(Counts(*(part.sum(1) for part in chosen))))}
+        return {self.name: self._of_all(counts, self._mean(chosen))}
+
+    def _mean(self, counts: Counts) -> torch.Tensor:
+        each = self._divide(counts)
+        used = ~each.isnan()
+        if self.labels is None and not self.counts.multilabel:
+            used &= (counts.predicted + counts.actual) > 0
+        weights = used * (counts.actual if self.average == "weighted" else 1.0)
+        weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, used.double())
+        return (each.nan_to_num(0.0) * weights).sum(1) / weights.sum(1)
+
+    def _divide(self, counts: Counts) -> torch.Tensor:
+        numerator, denominator = self.ratio(counts)
+        return torch.where(denominator > 0, numerator / denominator, self.zero_division)
+
+    def _of_all(self, counts: Counts, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores, NaN for rows in which nothing was counted."""
+        anything = self.counts.multilabel or (counts.predicted + counts.actual).sum(1) > 0
+        return torch.where(torch.as_tensor(anything), scores, float("nan"))
+
+    def _check_two_classes(self, counts: Counts) -> None:
+        present = ((counts.predicted + counts.actual)[0] > 0).nonzero().flatten().tolist()
+        if len(present) > 2 or (len(present) == 2 and self.pos_label not in present):
+            raise ConfigError(
+                f"{self.name} has average='binary' with pos_label={self.pos_label!r}, but the classes are {present}. "
+                "Choose average='macro', 'micro' or 'weighted', or labels=[...] with one of them"
+            )
+
+    def _labels(self, num_classes: int) -> Sequence[int]:
+        return range(num_classes) if self.labels is None else self.labels
+
+    def _key(self, label: int) -> str:
+        return f"{self.name}.{self.counts.name_of(label)}"
+
+
+def _select(counts: Counts, labels: Sequence[int]) -> Counts:
+    """Return the counts of some classes; those of a class that never appeared are 0."""
+    missing = max(labels, default=-1) + 1 - counts.actual.shape[1]
+    wide = counts if missing <= 0 else Counts(*(pad(part, (0, missing)) for part in counts))
+    return Counts(*(part[:, list(labels)] for part in wide))
+
+
+def _check_average(metric: str, average: str | None, multilabel: bool) -> None:
+    allowed = [one for one in AVERAGES if not (multilabel and one == "binary")]
+    if average is not None and average not in allowed:
+        raise ConfigError(
+            f"{metric} has average={average!r}. Choose one of {choices(allowed)}, or None for each class."
+            f"{suggestion(str(average), allowed)}"
+        )
+
+
+class Precision(AveragedRatio):
+    """Share of the predictions of a class that were right; the options are those of `AveragedRatio`."""
+
+    name = "precision"
+
+    def ratio(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
+        return counts.hits, counts.predicted
+
+
+class Recall(AveragedRatio):
+    """Share of the targets of a class that were predicted; the options are those of `AveragedRatio`."""
+
+    name = "recall"
+
+    def ratio(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
+        return counts.hits, counts.actual
+
+
+class F1(AveragedRatio):
+    """Harmonic mean of precision and recall; the options are those of `AveragedRatio`."""
+
+    name = "f1"
+
+    def ratio(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
+        return 2 * counts.hits, counts.predicted + counts.actual
+
+
+class Matthews(ClassMetric):
+    """Matthews' correlation of predictions and targets, for any number of classes; 0 if either is constant."""
+
+    name = "matthews"
+
+    def __init__(self, num_classes: int | None = None) -> None:
+        super().__init__(num_classes)
+
+    @property
+    def output_keys(self) -> list[str]:
+        return ["matthews"]
+
+    def scores(self, counts: Counts) -> dict[str, torch.Tensor]:
+        hits, predicted, actual = counts
+        total = actual.sum(1)
+        together = hits.sum(1) * total - (predicted * actual).sum(1)
+        spread = (total**2 - (predicted**2).sum(1)) * (total**2 - (actual**2).sum(1))
+        value = torch.where(spread > 0, together / spread.sqrt(), 0.0)
+        return {"matthews": torch.where(total > 0, value, float("nan"))}
 
 
 class ClassCounts:
@@ -135,340 +377,17 @@ class ClassCounts:
         return self.names[label] if self.names is not None and label < len(self.names) else str(label)
 
 
-class ClassMetric(RowMetric):
-    """A metric that reads class counts, its own or those of another metric."""
+class Counts(NamedTuple):
+    """The three counts, each (rows of weights, classes), in float64 on the host."""
 
-    def __init__(self, num_classes: int | None = None, *, multilabel: bool = False) -> None:
-        self.counts = ClassCounts(num_classes, multilabel=multilabel)
-        self._counts_itself = True
-
-    @abstractmethod
-    def scores(self, counts: Counts) -> dict[str, torch.Tensor]:
-        """Return each output as a column, one value per row of weights."""
-
-    def read_from(self, other: ClassMetric) -> None:
-        """Read another metric's counts from now on, and leave the counting to it."""
-        self.counts = other.counts
-        self._counts_itself = False
-
-    def expect_classes(self, num_classes: int, names: Sequence[str] | None = None) -> None:
-        self.counts.num_classes = num_classes
-        self.counts.names = None if names is None else [str(name) for name in names]
-
-    def reset(self) -> None:
-        if self._counts_itself:
-            self.counts.reset()
-
-    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
-        if self._counts_itself:
-            self.counts.update(predictions, targets, weights)
-
-    def _results(self, num_rows: int | None) -> list[dict[str, float]]:
-        counts = self.counts.read(num_rows)
-        if counts is None:
-            return [self._undefined()]
-        columns = {key: column.tolist() for key, column in self.scores(counts).items()}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    def table(self) -> Table | None:
-        counts = self.counts.read(1)
-        return None if counts is None or not self._counts_itself else _table_per_class(counts, self.counts.name_of)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return self.counts.state() if self._counts_itself else {}
-
-    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
-        if self._counts_itself:
-            self.counts.merge(state)
-
-
-def share_counts(metrics: Iterable[Metric]) -> None:
-    """Let metrics that keep the same class counts keep them once: the first counts, the others read.
-
-    They must then all be updated, or none: a reader's own `update` does nothing.
-    """
-    counting: dict[tuple[bool, int | None], ClassMetric] = {}
-    for metric in (metric.unwrapped for metric in metrics):
-        if isinstance(metric, ClassMetric):
-            first = counting.setdefault((metric.counts.multilabel, metric.counts.num_classes), metric)
-            if first is not metric:
-                metric.read_from(first)
-
-
-def class_ids(predictions: Any, targets: Any, *, multilabel: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return predicted and target classes of one shape; logits are decided, by the largest or by the sign."""
-    predicted, target = torch.as_tensor(predictions), torch.as_tensor(targets)
-    if multilabel:
-        predicted = predicted > 0
-    elif predicted.dim() == target.dim() + 1 and predicted.is_floating_point() and predicted.shape[-1] > 1:
-        predicted = predicted.argmax(dim=-1)
-    if predicted.shape != target.shape or target.dim() < (2 if multilabel else 1):
-        expected = "0/1 or logits, (samples, labels) both" if multilabel else "class ids, or logits with one axis more"
-        shapes = f"{tuple(predicted.shape)} for targets of shape {tuple(target.shape)}"
-        raise DataError(f"predictions of shape {shapes} do not fit: give {expected}")
-    return predicted, target.to(predicted.device)
-
-
-def largest_class(predicted: torch.Tensor, target: torch.Tensor) -> int:
-    """Return the largest id among those that count, -1 if there is none."""
-    largest = torch.where(target >= 0, torch.maximum(predicted, target), -1)
-    return int(largest.max()) if largest.numel() else -1
-
-
-def spread_weights(weights: torch.Tensor | None, target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return the weights of each element of the targets, (elements, rows): those of the sample it belongs to."""
-    if weights is None:
-        return torch.ones(target.numel(), 1, dtype=like.dtype, device=like.device)
-    num_per_sample = target[0].numel() if len(target) else 0
-    return weights.to(like).T.repeat_interleave(num_per_sample, dim=0)
+    hits: torch.Tensor
+    predicted: torch.Tensor
+    actual: torch.Tensor
 
 
 def _grown(counts: torch.Tensor, num_places: int) -> torch.Tensor:
     missing = num_places - counts.shape[1]
     return pad(counts, (0, 0, 0, missing)) if missing > 0 else counts
-
-
-def _table_per_class(counts: Counts, name_of: Callable[[int], str]) -> Table:
-    hits, predicted, actual = (row[0] for row in counts)
-    scores = torch.stack([hits / predicted, hits / actual, 2 * hits / (predicted + actual)], dim=1)
-    return Table(
-        name="per_class",
-        rows=[name_of(label) for label in range(len(hits))],
-        columns=["precision", "recall", "f1", "support"],
-        # A class that never occurs scores 0: a report is JSON, which has no NaN.
-        values=torch.cat([scores.nan_to_num(0.0), actual[:, None]], dim=1).tolist(),
-    )
-
-
-# Metrics of classification: equal to scikit-learn's on the whole set, whatever the batches were.
-#
-# Single-label metrics take class ids of any shape (samples, ...), or logits with one axis more; multi-label ones
-# (`multilabel=True`) take 0/1 or logits, (samples, labels). Targets below 0 (-100) are not counted. The options have
-# scikit-learn's names and meanings, and a falsy option is an option: `normalize=False` and `pos_label=0` are honoured.
-# Without a single counted target a metric is NaN.
-
-AVERAGES = ("macro", "micro", "weighted", "binary")
-
-
-class Accuracy(AdditiveMetric):
-    """Share of targets that were predicted; of samples whose labels are all right, if `multilabel`.
-
-    `normalize=False` gives their number instead.
-    """
-
-    name = "accuracy"
-
-    def __init__(self, normalize: bool = True, multilabel: bool = False) -> None:
-        super().__init__()
-        self.normalize = normalize
-        self.multilabel = multilabel
-
-    @property
-    def output_keys(self) -> list[str]:
-        return ["accuracy"]
-
-    def statistics(self, predictions: Any, targets: Any) -> torch.Tensor:
-        predicted, target = class_ids(predictions, targets, multilabel=self.multilabel)
-        predicted, target = predicted.reshape(len(target), -1), target.reshape(len(target), -1)
-        counted = target >= 0
-        if self.multilabel:
-            any_counted = counted.any(1)
-            wrong = ((predicted != (target > 0)) & counted).any(1)
-            return torch.stack([any_counted & ~wrong, any_counted], dim=1)
-        return torch.stack([((predicted == target) & counted).sum(1), counted.sum(1)], dim=1)
-
-    def result(self, sums: list[float]) -> dict[str, float]:
-        num_right, num_counted = sums
-        if not num_counted:
-            return {"accuracy": float("nan")}
-        return {"accuracy": num_right / num_counted if self.normalize else num_right}
-
-
-class TopKAccuracy(AdditiveMetric):
-    """Share of targets among the `k` largest logits; of equal logits, that of the larger id counts as larger."""
-
-    name = "top_k_accuracy"
-    consumes: Inputs = "scores"
-
-    def __init__(self, k: int = 5) -> None:
-        super().__init__()
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ConfigError(f"top_k_accuracy has k={k!r}: give a whole number of at least 1")
-        self.k = k
-
-    @property
-    def output_keys(self) -> list[str]:
-        return ["top_k_accuracy"]
-
-    def statistics(self, predictions: Any, targets: Any) -> torch.Tensor:
-        scores, target = torch.as_tensor(predictions), torch.as_tensor(targets)
-        if scores.shape[:-1] != target.shape:
-            shapes = f"{tuple(scores.shape)} for targets of shape {tuple(target.shape)}"
-            raise DataError(f"top_k_accuracy got scores of shape {shapes}: give logits with one axis more")
-        target = target.to(scores.device)
-        num_classes = scores.shape[-1]
-        counted = (target >= 0) & (target < num_classes)
-        place = torch.where(counted, target, 0)[..., None]
-        own = scores.gather(-1, place)
-        # "not smaller or equal" instead of "larger": a NaN must not make a target rank first.
-        before = ~(scores <= own) | ((scores == own) & (torch.arange(num_classes, device=scores.device) > place))
-        right = counted & (before.sum(-1) < self.k)
-        per_sample = (part.reshape(len(target), -1).sum(1) for part in (right, counted))
-        return torch.stack(list(per_sample), dim=1)
-
-    def result(self, sums: list[float]) -> dict[str, float]:
-        num_right, num_counted = sums
-        return {"top_k_accuracy": num_right / num_counted if num_counted else float("nan")}
-
-
-class AveragedRatio(ClassMetric):
-    """Precision, recall and F1: a ratio of counts for each class, averaged.
-
-    `average`: "macro" (over the classes that occur in targets or predictions), "micro" (of the summed counts),
-    "weighted" (by the targets of each class), "binary" (the class `pos_label` of two), or None: each class on its own,
-    as `f1.0` or by name, for the report of a run. `labels` names the classes to average over, present or not.
-    `zero_division` is the ratio whose denominator is 0: 0.0, 1.0, or NaN, which averages leave out.
-    """
-
-    def __init__(
-        self,
-        average: str | None = "macro",
-        pos_label: int = 1,
-        zero_division: float | str = 0.0,
-        labels: Sequence[int] | None = None,
-        num_classes: int | None = None,
-        multilabel: bool = False,
-    ) -> None:
-        super().__init__(num_classes, multilabel=multilabel)
-        _check_average(self.name, average, multilabel)
-        self.average = average
-        self.pos_label = pos_label
-        self.zero_division = 0.0 if zero_division == "warn" else float(zero_division)
-        self.labels = None if labels is None else list(labels)
-
-    @property
-    def output_keys(self) -> list[str]:
-        if self.average is not None:
-            return [self.name]
-        return [self._key(label) for label in self._labels(self.counts.num_classes or 0)]
-
-    @abstractmethod
-    def ratio(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return numerator and denominator of the ratio."""
-
-    def scores(self, counts: Counts) -> dict[str, torch.Tensor]:
-        if self.average is None:
-            labels = self._labels(counts.actual.shape[1])
-            each = self._divide(_select(counts, labels))
-            return {self._key(label): column for label, column in zip(labels, each.T, strict=True)}
-        if self.average == "binary":
-            self._check_two_classes(counts)
-            return {self.name: self._of_all(counts, self._divide(_select(counts, [self.pos_label]))[:, 0])}
-        chosen = counts if self.labels is None else _select(counts, self.labels)
-        if self.average == "micro":
-            return {self.name: self._of_all(counts, self._divide(Counts(*(part.sum(1) for part in chosen))))}
-        return {self.name: self._of_all(counts, self._mean(chosen))}
-
-    def _mean(self, counts: Counts) -> torch.Tensor:
-        each = self._divide(counts)
-        used = ~each.isnan()
-        if self.labels is None and not self.counts.multilabel:
-            used &= (counts.predicted + counts.actual) > 0
-        weights = used * (counts.actual if self.average == "weighted" else 1.0)
-        weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, used.double())
-        return (each.nan_to_num(0.0) * weights).sum(1) / weights.sum(1)
-
-    def _divide(self, counts: Counts) -> torch.Tensor:
-        numerator, denominator = self.ratio(counts)
-        return torch.where(denominator > 0, numerator / denominator, self.zero_division)
-
-    def _of_all(self, counts: Counts, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, NaN for rows in which nothing was counted."""
-        anything = self.counts.multilabel or (counts.predicted + counts.actual).sum(1) > 0
-        return torch.where(torch.as_tensor(anything), scores, float("nan"))
-
-    def _check_two_classes(self, counts: Counts) -> None:
-        present = ((counts.predicted + counts.actual)[0] > 0).nonzero().flatten().tolist()
-        if len(present) > 2 or (len(present) == 2 and self.pos_label not in present):
-            raise ConfigError(
-                f"{self.name} has average='binary' with pos_label={self.pos_label!r}, but the classes are {present}. "
-                "Choose average='macro', 'micro' or 'weighted', or labels=[...] with one of them"
-            )
-
-    def _labels(self, num_classes: int) -> Sequence[int]:
-        return range(num_classes) if self.labels is None else self.labels
-
-    def _key(self, label: int) -> str:
-        return f"{self.name}.{self.counts.name_of(label)}"
-
-
-class Precision(AveragedRatio):
-    """Share of the predictions of a class that were right; the options are those of `AveragedRatio`."""
-
-    name = "precision"
-
-    def ratio(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
-        return counts.hits, counts.predicted
-
-
-class Recall(AveragedRatio):
-    """Share of the targets of a class that were predicted; the options are those of `AveragedRatio`."""
-
-    name = "recall"
-
-    def ratio(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
-        return counts.hits, counts.actual
-
-
-class F1(AveragedRatio):
-    """Harmonic mean of precision and recall; the options are those of `AveragedRatio`."""
-
-    name = "f1"
-
-    def ratio(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
-        return 2 * counts.hits, counts.predicted + counts.actual
-
-
-class Matthews(ClassMetric):
-    """Matthews' correlation of predictions and targets, for any number of classes; 0 if either is constant."""
-
-    name = "matthews"
-
-    def __init__(self, num_classes: int | None = None) -> None:
-        super().__init__(num_classes)
-
-    @property
-    def output_keys(self) -> list[str]:
-        return ["matthews"]
-
-    def scores(self, counts: Counts) -> dict[str, torch.Tensor]:
-        hits, predicted, actual = counts
-        total = actual.sum(1)
-        together = hits.sum(1) * total - (predicted * actual).sum(1)
-        spread = (total**2 - (predicted**2).sum(1)) * (total**2 - (actual**2).sum(1))
-        value = torch.where(spread > 0, together / spread.sqrt(), 0.0)
-        return {"matthews": torch.where(total > 0, value, float("nan"))}
-
-
-def _select(counts: Counts, labels: Sequence[int]) -> Counts:
-    """Return the counts of some classes; those of a class that never appeared are 0."""
-    missing = max(labels, default=-1) + 1 - counts.actual.shape[1]
-    wide = counts if missing <= 0 else Counts(*(pad(part, (0, missing)) for part in counts))
-    return Counts(*(part[:, list(labels)] for part in wide))
-
-
-def _check_average(metric: str, average: str | None, multilabel: bool) -> None:
-    allowed = [one for one in AVERAGES if not (multilabel and one == "binary")]
-    if average is not None and average not in allowed:
-        raise ConfigError(
-            f"{metric} has average={average!r}. Choose one of {choices(allowed)}, or None for each class."
-            f"{suggestion(str(average), allowed)}"
-        )
-
-
-# How often each class was taken for each other: a square of counts, which no other metric of classification needs.
-
-MOST_CLASSES_OF_A_MATRIX = 5_000  # 200 MB
 
 
 class ConfusionMatrix(Metric):
@@ -539,143 +458,29 @@ def _grown_square(counts: torch.Tensor, num_places: int) -> torch.Tensor:
     return pad(counts, (0, missing, 0, missing)) if missing > 0 else counts
 
 
-# Area under the ROC curve in constant memory, with a bound on its error.
-#
-# The area is the chance that a positive sample scores higher than a negative one, ties counting half. Scores go into
-# `num_bins` bins, and samples of one bin are taken as tied. A pair in one bin is then worth a half where it may be 0 or
-# 1, and every other pair is exact: the exact area lies within half the share of pairs that fall into one bin.
-# `Auroc.max_error` is that bound for the data counted; with more bins it shrinks.
-
-SCALES = ("logits", "probabilities")
-FARTHEST_LOGIT = 1e30
-
-
-class Auroc(RowMetric):
-    """Area under the ROC curve: of two classes, of each class against the rest (their mean), or of each label.
-
-    It takes logits (or `scores="probabilities"`): (samples) or (samples, 1 or 2) for two classes, of which 1 is the
-    positive one, (samples, classes) for more, (samples, labels) with `multilabel`. Classes without a positive or
-    without a negative sample are left out of the mean, and without any such class the area is NaN. The exact area lies
-    within `max_error`. Memory: 16 bytes per bin, class and row of weights.
-    """
-
-    name = "auroc"
-    consumes: Inputs = "scores"
-
-    def __init__(self, num_bins: int = 4096, scores: str = "logits", multilabel: bool = False) -> None:
-        if isinstance(num_bins, bool) or not isinstance(num_bins, int) or num_bins < 2:
-            raise ConfigError(f"auroc has num_bins={num_bins!r}: give a whole number of at least 2")
-        if scores not in SCALES:
-            raise ConfigError(
-                f"auroc has scores={scores!r}. Choose logits or probabilities.{suggestion(scores, SCALES)}"
-            )
-        self.num_bins = num_bins
-        self.scale = scores
-        self.multilabel = multilabel
-        self._histograms: torch.Tensor | None = None  # (1 + curves * 2 * bins, rows): what is skipped is at place 0
-        self._num_unordered: torch.Tensor | None = None  # NaN scores have no place in an order
-
-    @property
-    def output_keys(self) -> list[str]:
-        return ["auroc"]
-
-    @property
-    def max_error(self) -> float:
-        """Return how far the exact area may lie from the computed one; NaN if there is none."""
-        return float("nan") if self._histograms is None else self._area(self._histograms[:, 0])[1]
-
-    def reset(self) -> None:
-        self._histograms = self._num_unordered = None
-
-    def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:
-        scores = in_float64(torch.as_tensor(predictions))
-        logits, positive, counted = self._curves(scores, torch.as_tensor(targets).to(scores.device))
-        logits = logits.nan_to_num(nan=torch.nan, posinf=FARTHEST_LOGIT, neginf=-FARTHEST_LOGIT)
-        unordered = (logits.isnan() & counted).sum()
-        self._num_unordered = unordered if self._num_unordered is None else self._num_unordered + unordered
-        curve = torch.arange(logits.shape[-1], device=logits.device)
-        places = 1 + (2 * curve + positive) * self.num_bins + self._bins(logits.nan_to_num(0.0))
-        places = torch.where(counted, places, 0)
-        spread = spread_weights(weights, places, logits)
-        histograms = self._room_for(logits.shape[-1], spread)
-        histograms.index_add_(0, places.flatten(), spread)
-
-    def _curves(self, scores: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return logits, positives and what counts, each (samples, ..., curves)."""
-        if self.multilabel:
-            _check_shapes(scores.shape, target.shape)
-            return self._own_logits(scores), target > 0, target >= 0
-        if scores.dim() == target.dim():
-            scores = scores[..., None]
-        _check_shapes(scores.shape[:-1], target.shape)
-        target = target[..., None]
-        num_columns = scores.shape[-1]
-        if num_columns > 2:
-            classes = torch.arange(num_columns, device=target.device)
-            return self._logits_against_rest(scores), target == classes, (target >= 0).expand(scores.shape)
-        return self._logits_of_two(scores), target == 1, target >= 0
-
-    def _own_logits(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores if self.scale == "logits" else scores.logit()
-
-    def _logits_of_two(self, scores: torch.Tensor) -> torch.Tensor:
-        if self.scale == "logits" and scores.shape[-1] == 2:
-            return scores[..., 1:] - scores[..., :1]
-        return self._own_logits(scores[..., -1:])
-
-    def _logits_against_rest(self, scores: torch.Tensor) -> torch.Tensor:
-        if self.scale == "probabilities":
-            return scores.logit()
-        log_share = scores.log_softmax(-1)
-        return log_share - torch.log(-torch.expm1(log_share))
-
-    def _bins(self, logits: torch.Tensor) -> torch.Tensor:
-        # Fine around 0, where models disagree, ever coarser outwards, and without an end: logits have no natural range.
-        squashed = logits / (logits.abs() + 2.0)
-        return ((squashed + 1.0) / 2.0 * self.num_bins).long().clamp_(0, self.num_bins - 1)
-
-    def _room_for(self, num_curves: int, like: torch.Tensor) -> torch.Tensor:
-        num_places = 1 + num_curves * 2 * self.num_bins
-        if self._histograms is None:
-            self._histograms = like.new_zeros(num_places, like.shape[1])
-        if len(self._histograms) != num_places:
-            raise DataError(f"auroc got scores of {num_curves} classes or labels, and of another number before")
-        return self._histograms
-
-    def _results(self, num_rows: int | None) -> list[dict[str, float]]:
-        if self._histograms is None:
-            return [self._undefined()]
-        return [{"auroc": self._area(row)[0]} for row in self._histograms[:, :num_rows].unbind(1)]
-
-    def _area(self, histograms: torch.Tensor) -> tuple[float, float]:
-        """Return the area and its largest error, for the histograms of one row of weights."""
-        if self._num_unordered:
-            return float("nan"), float("nan")
-        negative, positive = histograms[1:].view(-1, 2, self.num_bins).unbind(1)
-        below = negative.cumsum(-1) - negative
-        num_pairs = positive.sum(-1) * negative.sum(-1)
-        tied = (positive * negative).sum(-1) / num_pairs
-        area = (positive * below).sum(-1) / num_pairs + tied / 2
-        return float(area.nanmean()), float(tied.nanmean() / 2)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        if self._histograms is None or self._num_unordered is None:
-            return {}
-        return {"histograms": self._histograms, "num_unordered": self._num_unordered}
-
-    def merge(self, state: Mapping[str, torch.Tensor]) -> None:
-        if "histograms" not in state:
-            return
-        if self._histograms is None or self._num_unordered is None:
-            self._histograms, self._num_unordered = state["histograms"].clone(), state["num_unordered"].clone()
-            return
-        self._histograms = self._histograms + state["histograms"].to(self._histograms)
-        self._num_unordered = self._num_unordered + state["num_unordered"].to(self._num_unordered)
+def class_ids(predictions: Any, targets: Any, *, multilabel: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return predicted and target classes of one shape; logits are decided, by the largest or by the sign."""
+    predicted, target = torch.as_tensor(predictions), torch.as_tensor(targets)
+    if multilabel:
+        predicted = predicted > 0
+    elif predicted.dim() == target.dim() + 1 and predicted.is_floating_point() and predicted.shape[-1] > 1:
+        predicted = predicted.argmax(dim=-1)
+    if predicted.shape != target.shape or target.dim() < (2 if multilabel else 1):
+        expected = "0/1 or logits, (samples, labels) both" if multilabel else "class ids, or logits with one axis more"
+        shapes = f"{tuple(predicted.shape)} for targets of shape {tuple(target.shape)}"
+        raise DataError(f"predictions of shape {shapes} do not fit: give {expected}")
+    return predicted, target.to(predicted.device)
 
 
-def _check_shapes(scores: torch.Size, target: torch.Size) -> None:
-    if scores != target:
-        raise DataError(
-            f"auroc got scores for {tuple(scores)} and targets of shape {tuple(target)}: "
-            "give logits with one axis more, or of the same shape with multilabel=True"
-        )
+def largest_class(predicted: torch.Tensor, target: torch.Tensor) -> int:
+    """Return the largest id among those that count, -1 if there is none."""
+    largest = torch.where(target >= 0, torch.maximum(predicted, target), -1)
+    return int(largest.max()) if largest.numel() else -1
+
+
+def spread_weights(weights: torch.Tensor | None, target: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the weights of each element of the targets, (elements, rows): those of the sample it belongs to."""
+    if weights is None:
+        return torch.ones(target.numel(), 1, dtype=like.dtype, device=like.device)
+    num_per_sample = target[0].numel() if len(target) else 0
+    return weights.to(like).T.repeat_interleave(num_per_sample, dim=0)

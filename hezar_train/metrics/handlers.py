@@ -1,4 +1,10 @@
-"""From logits to decided classes; a decision that is asked for twice in a batch is made once."""
+"""What a handler is: it turns what a model returned into what metrics read, has them count, and asks for the result.
+
+Metrics read class ids, label sequences, texts or values. A handler never keeps logits and never averages per-batch
+values; the result is that of the whole set, for any batch size. `handler_for` names the handler of each task. A handler
+of your own is a small class: name its metrics, and override `predictions` or `targets` where the task wants another
+reading. A decision that is asked for twice in a batch (the largest logit, a decoded text) is made once.
+"""
 
 from __future__ import annotations
 
@@ -44,53 +50,19 @@ __all__ = [
     "without_ignored",
 ]
 
+Decode = Callable[[Any], list[str]]
+
+GENERATED_KEYS = ("generated_ids", "sequences")
+"""Where a model's `generate` puts the ids, if it returns a mapping."""
+
+MOST_CLASSES_IN_A_TABLE = 64
+
+TAGS = "BIESLU"  # of labels such as B-PER
+TEXT_TASKS = {TaskType.IMAGE2TEXT, TaskType.SPEECH_RECOGNITION, TaskType.TEXT_GENERATION}
+
+# Of `largest`, in classes.
 BLOCK = 128
 FEWEST_BLOCKS = 8
-
-
-def largest(logits: torch.Tensor) -> torch.Tensor:
-    """Return the class of the largest logit, the first of equal ones."""
-    if logits.device.type == "cpu" and logits.shape[-1] >= BLOCK * FEWEST_BLOCKS:
-        return _largest_by_blocks(logits)
-    return logits.max(dim=-1).indices
-
-
-def _largest_by_blocks(logits: torch.Tensor) -> torch.Tensor:
-    """Find the block that has it, then the place in the block: on the CPU torch finds maxima fast, but not where."""
-    num_classes = logits.shape[-1]
-    num_blocks = num_classes // BLOCK
-    num_in_blocks = num_blocks * BLOCK
-    tops = logits[..., :num_in_blocks].reshape(*logits.shape[:-1], num_blocks, BLOCK).amax(dim=-1)
-    if num_in_blocks < num_classes:
-        tops = torch.cat([tops, logits[..., num_in_blocks:].amax(dim=-1, keepdim=True)], dim=-1)
-    first = tops.max(dim=-1).indices * BLOCK
-    # Behind the end of a short block its last place is repeated: of equal ones the first counts.
-    places = (first[..., None] + torch.arange(BLOCK)).clamp_(max=num_classes - 1)
-    return first + logits.gather(-1, places).max(dim=-1).indices
-
-
-class MadeOnce:
-    """What was made of the last tensor, for as long as that lives; the tensor itself is not held."""
-
-    def __init__(self) -> None:
-        self._of: weakref.ref[torch.Tensor] | None = None
-        self._made: Any = None
-
-    def get(self, tensor: Any, make: Callable[[], Any]) -> Any:
-        """Return what was made of the tensor, or make it."""
-        if self._of is None or self._of() is not tensor or not isinstance(tensor, torch.Tensor):
-            self._made = make()
-            self._of = weakref.ref(tensor) if isinstance(tensor, torch.Tensor) else None
-        return self._made
-
-
-# What a handler is: it turns what a model returned into what metrics read, has them count, and asks for the result.
-#
-# Metrics read class ids, label sequences, texts or values. A handler never keeps logits and never averages per-batch
-# values; the result is that of the whole set, for any batch size. A handler of your own is a small class: name its
-# metrics, and override `predictions` or `targets` where the task wants another reading.
-
-Decode = Callable[[Any], list[str]]
 
 
 class MetricsHandler:
@@ -272,16 +244,12 @@ def _refuse_clashes(metrics: Sequence[Metric]) -> None:
         raise ConfigError(f"metrics gives {choices(twice)} more than once: leave one out, or choose output_keys")
 
 
-# The handler of classification: it learns from the data whether samples have one label or several.
-#
-# Beside the metrics asked for it counts what a report shows (a confusion matrix, a row per class), unless the classes
-# are too many for a table.
-
-MOST_CLASSES_IN_A_TABLE = 64
-
-
 class ClassificationHandler(MetricsHandler):
-    """One label per sample, the largest logit's; or several, those whose logit is positive (labels as 0/1 rows)."""
+    """One label per sample, the largest logit's; or several, those whose logit is positive (labels as 0/1 rows).
+
+    It learns from the data which of the two it is. Beside the metrics asked for it counts what a report shows (a
+    confusion matrix, a row per class), unless the classes are too many for a table.
+    """
 
     valid_metrics = ("accuracy", "top_k_accuracy", "precision", "recall", "f1", "matthews", "auroc", "confusion_matrix")
     default_metrics = ("accuracy",)
@@ -388,9 +356,6 @@ class ClassificationHandler(MetricsHandler):
         return [build_metric(name, self.options()) for name in names]
 
 
-# The handler of regression.
-
-
 class RegressionHandler(MetricsHandler):
     """A number per sample."""
 
@@ -410,11 +375,6 @@ class RegressionHandler(MetricsHandler):
 
     def sample_units(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:  # noqa: ARG002
         return torch.ones(len(labels), device=labels.device)
-
-
-# Handlers of tasks that decide about each token: sequence labelling and language modelling.
-
-TAGS = "BIESLU"
 
 
 class TokenHandler(MetricsHandler):
@@ -474,6 +434,11 @@ class SequenceLabelingHandler(TokenHandler):
             )
 
 
+def _has_tag(label: str) -> bool:
+    """Tell whether a label begins or ends with a tag, as B-PER and PER-B do."""
+    return label in TAGS or (label[:1] in TAGS and label[1:2] == "-") or (label[-1:] in TAGS and label[-2:-1] == "-")
+
+
 class LanguageModelingHandler(TokenHandler):
     """The next token, or the masked one: how likely the right one was, and how often it was the first choice."""
 
@@ -499,24 +464,12 @@ class LanguageModelingHandler(TokenHandler):
         return (logits[:, :-1], targets[:, 1:]) if self._is_causal else (logits, targets)
 
 
-def _has_tag(label: str) -> bool:
-    """Tell whether a label begins or ends with a tag, as B-PER and PER-B do."""
-    return label in TAGS or (label[:1] in TAGS and label[1:2] == "-") or (label[-1:] in TAGS and label[-2:-1] == "-")
-
-
-# Handlers of tasks whose answer is a text: what a model generated, or its largest logits, is decoded and compared.
-#
-# How ids become text is told from outside (`decode`). A batch is decoded once, whoever asks for its texts.
-
-GENERATED_KEYS = ("generated_ids", "sequences")
-"""Where a model's `generate` puts the ids, if it returns a mapping."""
-
-
 class TextHandler(MetricsHandler):
     """Texts: what the model generated, or the largest logits, against the labels, both decoded.
 
-    `decode` returns a list of texts for ids; it may have methods `of_labels(labels)` and `of_logits(logits,
-    num_samples)` where these want another reading.
+    How ids become text is told from outside: `decode` returns a list of texts for ids; it may have methods
+    `of_labels(labels)` and `of_logits(logits, num_samples)` where these want another reading. A batch is decoded once,
+    whoever asks for its texts.
     """
 
     valid_metrics = ("cer", "wer", "rouge", "bleu", "chrf")
@@ -599,9 +552,6 @@ def without_ignored(labels: torch.Tensor, filler: int) -> torch.Tensor:
     return torch.where(labels == IGNORED_LABEL, filler, labels)
 
 
-# The handler of a user's object that computes metrics of a whole set, and cannot count batches.
-
-
 class WholeSetHandler(MetricsHandler):
     """Serve a handler that has only `compute_metrics(predictions, labels)`: it is given the whole set, from memory."""
 
@@ -632,8 +582,6 @@ class WholeSetHandler(MetricsHandler):
         return outputs.get("logits") if ids is None else ids
 
 
-# Which handler a task has.
-
 HANDLERS: dict[TaskType, Callable[..., MetricsHandler]] = {
     TaskType.TEXT_CLASSIFICATION: ClassificationHandler,
     TaskType.AUDIO_CLASSIFICATION: ClassificationHandler,
@@ -646,7 +594,6 @@ HANDLERS: dict[TaskType, Callable[..., MetricsHandler]] = {
     TaskType.SPEECH_RECOGNITION: ErrorRateHandler,
     TaskType.TEXT_GENERATION: TextGenerationHandler,
 }
-TEXT_TASKS = {TaskType.IMAGE2TEXT, TaskType.SPEECH_RECOGNITION, TaskType.TEXT_GENERATION}
 
 
 def handler_for(task: str | None, metrics: Sequence[Any] | None) -> MetricsHandler:
@@ -670,3 +617,39 @@ def settle_handler(given: Any, task: str | None, metrics: Sequence[Any] | None) 
         f"metrics_handler is a {type(given).__name__}; expected a MetricsHandler, or an object with "
         "compute_metrics(predictions, labels)"
     )
+
+
+def largest(logits: torch.Tensor) -> torch.Tensor:
+    """Return the class of the largest logit, the first of equal ones."""
+    if logits.device.type == "cpu" and logits.shape[-1] >= BLOCK * FEWEST_BLOCKS:
+        return _largest_by_blocks(logits)
+    return logits.max(dim=-1).indices
+
+
+def _largest_by_blocks(logits: torch.Tensor) -> torch.Tensor:
+    """Find the block that has it, then the place in the block: on the CPU torch finds maxima fast, but not where."""
+    num_classes = logits.shape[-1]
+    num_blocks = num_classes // BLOCK
+    num_in_blocks = num_blocks * BLOCK
+    tops = logits[..., :num_in_blocks].reshape(*logits.shape[:-1], num_blocks, BLOCK).amax(dim=-1)
+    if num_in_blocks < num_classes:
+        tops = torch.cat([tops, logits[..., num_in_blocks:].amax(dim=-1, keepdim=True)], dim=-1)
+    first = tops.max(dim=-1).indices * BLOCK
+    # Behind the end of a short block its last place is repeated: of equal ones the first counts.
+    places = (first[..., None] + torch.arange(BLOCK)).clamp_(max=num_classes - 1)
+    return first + logits.gather(-1, places).max(dim=-1).indices
+
+
+class MadeOnce:
+    """What was made of the last tensor, for as long as that lives; the tensor itself is not held."""
+
+    def __init__(self) -> None:
+        self._of: weakref.ref[torch.Tensor] | None = None
+        self._made: Any = None
+
+    def get(self, tensor: Any, make: Callable[[], Any]) -> Any:
+        """Return what was made of the tensor, or make it."""
+        if self._of is None or self._of() is not tensor or not isinstance(tensor, torch.Tensor):
+            self._made = make()
+            self._of = weakref.ref(tensor) if isinstance(tensor, torch.Tensor) else None
+        return self._made

@@ -1,7 +1,11 @@
-"""Metrics of language models: perplexity from losses and their units, and the share of tokens guessed.
+"""Metrics of likelihood: the mean loss and its interval, perplexity, the share of tokens guessed, losses per sample.
 
 A loss is a mean over its units (tokens that count), so a batch contributes mean times units, and the perplexity is
 that of the whole set however it was cut.
+
+A model tells the loss of a batch only, so how wrong each sample is (for the list of the worst, and for the interval of
+the mean loss) is computed a second time here, from logits and labels. That may be another loss than the model was
+trained by (smoothed labels, weighted classes); such losses still rank samples, but give no interval.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ __all__ = [
     "of_labels",
     "of_tokens",
 ]
+
+SAME_LOSS = 1e-3  # relative: two computations of one loss differ by less, two losses by more
 
 
 class MeanLoss(AdditiveMetric):
@@ -101,40 +107,6 @@ class TokenAccuracy(Accuracy):
         return {"token_accuracy": super().result(sums)["accuracy"]}
 
 
-# How wrong each sample is, and how far the mean loss could have been off: losses per sample, from logits and labels.
-#
-# A model tells the loss of a batch only, so it is computed a second time here, sample by sample. It may be another one
-# than the model was trained by (smoothed labels, weighted classes); such losses still rank samples, but give no
-# interval.
-
-SAME_LOSS = 1e-3  # relative: two computations of one loss differ by less, two losses by more
-
-
-def of_classes(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of each sample, (samples, classes) against (samples,)."""
-    return cross_entropy(logits.float(), labels.long(), reduction="none")
-
-
-def of_labels(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the binary cross entropy of each sample, its mean over labels that count; both (samples, labels)."""
-    is_counted = labels >= 0
-    losses = binary_cross_entropy_with_logits(logits.float(), (labels > 0).float(), reduction="none")
-    return (losses * is_counted).sum(1) / is_counted.sum(1).clamp(min=1)
-
-
-def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of each sample, its mean over tokens that count; 0 where none does."""
-    losses = cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten().long(), reduction="none", ignore_index=IGNORED_LABEL
-    )
-    return losses.view(labels.shape).sum(1) / num_counted(labels).clamp(min=1)
-
-
-def num_counted(labels: torch.Tensor) -> torch.Tensor:
-    """Return how many labels of each sample count."""
-    return (labels != IGNORED_LABEL).sum(1)
-
-
 class LossIntervals:
     """Intervals of the mean loss and of what follows from it, by the rows of a bootstrap."""
 
@@ -170,3 +142,28 @@ class LossIntervals:
         made = {one.name: one for one in (metric.unwrapped for metric in metrics) if isinstance(one, MeanLoss)}
         found = {"loss": interval(losses[1:], level)}
         return found | {name: interval([one.of_mean(loss) for loss in losses[1:]], level) for name, one in made.items()}
+
+
+def of_classes(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of each sample, (samples, classes) against (samples,)."""
+    return cross_entropy(logits.float(), labels.long(), reduction="none")
+
+
+def of_labels(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the binary cross entropy of each sample, its mean over labels that count; both (samples, labels)."""
+    is_counted = labels >= 0
+    losses = binary_cross_entropy_with_logits(logits.float(), (labels > 0).float(), reduction="none")
+    return (losses * is_counted).sum(1) / is_counted.sum(1).clamp(min=1)
+
+
+def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of each sample, its mean over tokens that count; 0 where none does."""
+    losses = cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten().long(), reduction="none", ignore_index=IGNORED_LABEL
+    )
+    return losses.view(labels.shape).sum(1) / num_counted(labels).clamp(min=1)
+
+
+def num_counted(labels: torch.Tensor) -> torch.Tensor:
+    """Return how many labels of each sample count."""
+    return (labels != IGNORED_LABEL).sum(1)

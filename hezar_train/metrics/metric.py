@@ -3,7 +3,8 @@
 A metric never keeps predictions if a sum will do. Most are additive: each sample contributes a short row of
 statistics, the state is the sum of these rows, and the result is a function of the sum. So states merge by adding,
 the result does not depend on the batch size, and a bootstrap is the same sum with other weights: row 0 of the state
-is the data as it is, every further row the data with each sample counted a random number of times.
+is the data as it is, every further row the data with each sample counted a random number of times
+(`poisson_weights`); `interval` makes a confidence interval of the results of these rows.
 
 Sums are float64 on the device of the predictions; nothing waits for the device before `compute`.
 """
@@ -28,6 +29,7 @@ __all__ = [
     "DEVICES_WITHOUT_FLOAT64",
     "IGNORED_LABEL",
     "AdditiveMetric",
+    "Blocks",
     "Inputs",
     "Metric",
     "RowMetric",
@@ -48,14 +50,16 @@ Inputs = Literal["predictions", "scores", "loss"]
 
 DEVICES_WITHOUT_FLOAT64 = frozenset({"mps"})
 
+BLOCK_SIZE = 65_536  # samples
 
-class Table(TypedDict):
-    """A table for a report: `values[i][j]` belongs to `rows[i]` and `columns[j]`."""
-
-    name: str
-    rows: list[str]
-    columns: list[str]
-    values: list[list[float]]
+# The bootstrap: a hash of 64 bits, cut into pieces of 16, of which each is the random number of one row.
+NUM_PIECES = 4
+PIECE_BITS = 16
+NUM_RECENT_SEEDS = 32
+FIRST_MULTIPLIER = np.uint64(0xFF51AFD7ED558CCD)
+SECOND_MULTIPLIER = np.uint64(0xC4CEB9FE1A85EC53)
+FIRST_FOLD = np.uint64(32)
+SECOND_FOLD = np.uint64(29)
 
 
 class Metric(ABC):
@@ -123,6 +127,15 @@ class Metric(ABC):
         return dict.fromkeys(self.output_keys, float("nan"))
 
 
+class Table(TypedDict):
+    """A table for a report: `values[i][j]` belongs to `rows[i]` and `columns[j]`."""
+
+    name: str
+    rows: list[str]
+    columns: list[str]
+    values: list[list[float]]
+
+
 class RowMetric(Metric):
     """A metric that counts for every row of weights, and so has an interval."""
 
@@ -178,13 +191,31 @@ def in_float64(values: torch.Tensor) -> torch.Tensor:
     return (values.cpu() if values.device.type in DEVICES_WITHOUT_FLOAT64 else values).double()
 
 
-def shown(value: float, n_decimals: int) -> str:
-    """Return a value with so many decimals; one that would vanish, with so many digits."""
-    text = f"{value:.{n_decimals}f}"
-    return f"{value:.{max(1, n_decimals)}g}" if value and not float(text) else text
+class Blocks:
+    """Rows appended into blocks of a fixed size: nothing is copied twice, and at most one block is not full."""
 
+    def __init__(self, like: torch.Tensor) -> None:
+        self.num_columns = like.shape[1]
+        self._like = like[:0]
+        self._blocks: list[torch.Tensor] = []
+        self._room = 0  # rows free in the last block
 
-# Which outputs of a metric are wanted: `output_keys` and `objective` of a config, for any metric.
+    def append(self, rows: torch.Tensor) -> None:
+        """Add rows at the end."""
+        while len(rows):
+            if not self._room:
+                self._blocks.append(self._like.new_empty(BLOCK_SIZE, rows.shape[1]))
+                self._room = BLOCK_SIZE
+            taken = min(self._room, len(rows))
+            start = BLOCK_SIZE - self._room
+            self._blocks[-1][start : start + taken] = rows[:taken]
+            self._room -= taken
+            rows = rows[taken:]
+
+    def joined(self) -> torch.Tensor:
+        """Return all rows."""
+        joined = torch.cat([self._like, *self._blocks])
+        return joined[: len(joined) - self._room]
 
 
 class SelectedMetric(Metric):
@@ -246,34 +277,10 @@ def check_outputs(metric: str, chosen: Iterable[str], known: Collection[str]) ->
             raise ConfigError(f"metric {metric!r} has no output {key!r}. It has: {has}.{hint}")
 
 
-# Confidence intervals by the Poisson bootstrap: each sample counts 0, 1, 2, ... times in each row, 1 on average.
-#
-# The number is a function of (seed, row, sample number) alone. So an interval does not depend on the batch size, the
-# order or the number of processes, nothing is drawn from a generator, and each row is a sum that merges as the
-# metric itself does. Row 0 counts every sample once: it is the data as it is.
-#
-# The hash of a sample is cut into pieces of 16 bits, one for each of four rows, and a piece chooses the number from a
-# table. The table's shares are Poisson(1)'s to 2^-16, far below what any number of rows could tell.
-
-NUM_PIECES = 4
-PIECE_BITS = 16
-NUM_RECENT_SEEDS = 32
-FIRST_MULTIPLIER = np.uint64(0xFF51AFD7ED558CCD)
-SECOND_MULTIPLIER = np.uint64(0xC4CEB9FE1A85EC53)
-FIRST_FOLD = np.uint64(32)
-SECOND_FOLD = np.uint64(29)
-
-
-def poisson_weights(seed: int, sample_ids: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Return how often each row counts each sample, (1 + num_rows, samples) in float32; row 0 is all ones."""
-    words = sample_ids.detach().cpu().numpy().astype(np.uint64)
-    first_key, keys = _keys(operator.index(seed), math.ceil(num_rows / NUM_PIECES))
-    hashes = _mixed(_mixed(words + first_key)[None, :] + keys[:, None])  # (groups of rows, samples)
-    shifts = np.arange(NUM_PIECES, dtype=np.uint64) * np.uint64(PIECE_BITS)
-    pieces = (hashes[:, None, :] >> shifts[None, :, None]).astype(np.uint16)
-    weights = np.ones((1 + num_rows, len(words)), dtype=np.float32)
-    weights[1:] = _counts_by_piece()[pieces.reshape(-1, len(words))[:num_rows]]
-    return torch.from_numpy(weights).to(sample_ids.device)
+def shown(value: float, n_decimals: int) -> str:
+    """Return a value with so many decimals; one that would vanish, with so many digits."""
+    text = f"{value:.{n_decimals}f}"
+    return f"{value:.{max(1, n_decimals)}g}" if value and not float(text) else text
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
@@ -292,9 +299,29 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     return float(low), float(high)
 
 
+def poisson_weights(seed: int, sample_ids: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return how often each row counts each sample, (1 + num_rows, samples) in float32; row 0 is all ones.
+
+    In every further row a sample counts 0, 1, 2, ... times, 1 on average: a Poisson bootstrap. The number is a function
+    of (seed, row, sample number) alone. So an interval does not depend on the batch size, the order or the number of
+    processes, nothing is drawn from a generator, and each row is a sum that merges as the metric itself does.
+    """
+    words = sample_ids.detach().cpu().numpy().astype(np.uint64)
+    first_key, keys = _keys(operator.index(seed), math.ceil(num_rows / NUM_PIECES))
+    hashes = _mixed(_mixed(words + first_key)[None, :] + keys[:, None])  # (groups of rows, samples)
+    shifts = np.arange(NUM_PIECES, dtype=np.uint64) * np.uint64(PIECE_BITS)
+    pieces = (hashes[:, None, :] >> shifts[None, :, None]).astype(np.uint16)
+    weights = np.ones((1 + num_rows, len(words)), dtype=np.float32)
+    weights[1:] = _counts_by_piece()[pieces.reshape(-1, len(words))[:num_rows]]
+    return torch.from_numpy(weights).to(sample_ids.device)
+
+
 @cache
 def _counts_by_piece() -> npt.NDArray[np.uint8]:
-    """Return the inverse of Poisson(1)'s distribution function, at the middle of each of 2^16 equal steps."""
+    """Return the inverse of Poisson(1)'s distribution function, at the middle of each of 2^16 equal steps.
+
+    The shares of the numbers are Poisson(1)'s to 2^-16, far below what any number of rows could tell.
+    """
     shares = [math.exp(-1.0) / math.factorial(count) for count in range(20)]
     middles = (np.arange(2**PIECE_BITS) + 0.5) / 2**PIECE_BITS
     counts: npt.NDArray[np.uint8] = np.searchsorted(np.cumsum(shares), middles, side="right").astype(np.uint8)

@@ -21,18 +21,10 @@ from hezar_train.metrics.adapters import (
     is_evaluate_module,
     is_torchmetric,
 )
-from hezar_train.metrics.classification import (
-    F1,
-    Accuracy,
-    Auroc,
-    ConfusionMatrix,
-    Matthews,
-    Precision,
-    Recall,
-    TopKAccuracy,
-)
+from hezar_train.metrics.classification import F1, Accuracy, ConfusionMatrix, Matthews, Precision, Recall
 from hezar_train.metrics.likelihood import Perplexity, TokenAccuracy
 from hezar_train.metrics.metric import Metric, SelectedMetric
+from hezar_train.metrics.ranking import Auroc, TopKAccuracy
 from hezar_train.metrics.regression import (
     R2,
     MeanAbsoluteError,

@@ -2,7 +2,8 @@
 
 Predictions and targets are (samples) or (samples, outputs); the metric of several outputs is the mean of theirs.
 Squares are never summed about zero: at an offset of a million that would leave no digit of a variance. Moments are kept
-about the running mean and joined by the exact formula for two sets (Chan, Golub and LeVeque).
+about the running mean and joined by the exact formula for two sets (Chan, Golub and LeVeque). Only Spearman's
+correlation keeps every value, on the device of the predictions: ranks are known when all values are there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from hezar_train.errors import DataError
-from hezar_train.metrics.metric import AdditiveMetric, RowMetric, in_float64
+from hezar_train.metrics.metric import AdditiveMetric, Blocks, RowMetric, in_float64
 
 __all__ = [
     "R2",
@@ -155,17 +156,6 @@ class Pearson(_MomentMetric):
         return (together / spread_x.sqrt() / spread_y.sqrt()).clamp(-1.0, 1.0)
 
 
-def paired_values(metric: str, predictions: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return predictions and targets in float64, (samples, outputs)."""
-    predicted, target = in_float64(torch.as_tensor(predictions)), in_float64(torch.as_tensor(targets))
-    if predicted.numel() != target.numel() or predicted.shape[:1] != target.shape[:1] or not target.dim():
-        shapes = f"{tuple(predicted.shape)} for targets of shape {tuple(target.shape)}"
-        raise DataError(f"{metric} got predictions of shape {shapes}: give (samples) or (samples, outputs) for both")
-    num_samples = len(target)
-    num_outputs = target.numel() // max(num_samples, 1)
-    return predicted.reshape(num_samples, num_outputs), target.to(predicted.device).reshape(num_samples, num_outputs)
-
-
 def _moments_of(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return weight, means, sums of squares about the means, and of products: (rows, outputs, 6)."""
     total = weights.sum(1)
@@ -203,15 +193,8 @@ def _joined(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     )
 
 
-# Spearman's correlation, the one metric of ours that keeps every value: ranks are known only when all are there.
-#
-# Values are kept in blocks on the device of the predictions. Equal to scipy's on the whole set, ties included.
-
-BLOCK_SIZE = 65_536  # samples
-
-
 class Spearman(RowMetric):
-    """Spearman's rank correlation, ties by their average rank; NaN where Pearson's is.
+    """Spearman's rank correlation, ties by their average rank as scipy has them; NaN where Pearson's is.
 
     Ranks need all values at once: each sample keeps 8 bytes per output (prediction and target in float32, in which
     values closer than float32 can tell are ties), and a byte more per row of weights.
@@ -220,8 +203,8 @@ class Spearman(RowMetric):
     name = "spearman"
 
     def __init__(self) -> None:
-        self._pairs: _Blocks | None = None  # (samples, outputs * 2)
-        self._weights: _Blocks | None = None  # (samples, rows)
+        self._pairs: Blocks | None = None  # (samples, outputs * 2)
+        self._weights: Blocks | None = None  # (samples, rows)
 
     @property
     def output_keys(self) -> list[str]:
@@ -238,10 +221,10 @@ class Spearman(RowMetric):
     def _append(self, pairs: torch.Tensor, weights: torch.Tensor | None) -> None:
         if not len(pairs):
             return
-        self._pairs = self._pairs or _Blocks(pairs)
+        self._pairs = self._pairs or Blocks(pairs)
         self._pairs.append(pairs)
         if weights is not None:
-            self._weights = self._weights or _Blocks(weights)
+            self._weights = self._weights or Blocks(weights)
             self._weights.append(weights)
 
     def _results(self, num_rows: int | None) -> list[dict[str, float]]:
@@ -259,32 +242,6 @@ class Spearman(RowMetric):
     def merge(self, state: Mapping[str, torch.Tensor]) -> None:
         if "pairs" in state:
             self._append(state["pairs"], state.get("weights"))
-
-
-class _Blocks:
-    """Rows appended into blocks of a fixed size: nothing is copied twice, and at most one block is not full."""
-
-    def __init__(self, like: torch.Tensor) -> None:
-        self._like = like[:0]
-        self._blocks: list[torch.Tensor] = []
-        self._room = 0  # rows free in the last block
-
-    def append(self, rows: torch.Tensor) -> None:
-        """Add rows at the end."""
-        while len(rows):
-            if not self._room:
-                self._blocks.append(self._like.new_empty(BLOCK_SIZE, rows.shape[1]))
-                self._room = BLOCK_SIZE
-            taken = min(self._room, len(rows))
-            start = BLOCK_SIZE - self._room
-            self._blocks[-1][start : start + taken] = rows[:taken]
-            self._room -= taken
-            rows = rows[taken:]
-
-    def joined(self) -> torch.Tensor:
-        """Return all rows."""
-        joined = torch.cat([self._like, *self._blocks])
-        return joined[: len(joined) - self._room]
 
 
 def _rank_correlations(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -307,3 +264,14 @@ def _centred_ranks(group: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     sizes = weights.new_zeros(int(group.max()) + 1 if len(group) else 0).index_add_(0, group, weights)
     last_ranks = sizes.cumsum(0)
     return (last_ranks - (sizes - 1) / 2)[group] - (weights.sum() + 1) / 2
+
+
+def paired_values(metric: str, predictions: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return predictions and targets in float64, (samples, outputs)."""
+    predicted, target = in_float64(torch.as_tensor(predictions)), in_float64(torch.as_tensor(targets))
+    if predicted.numel() != target.numel() or predicted.shape[:1] != target.shape[:1] or not target.dim():
+        shapes = f"{tuple(predicted.shape)} for targets of shape {tuple(target.shape)}"
+        raise DataError(f"{metric} got predictions of shape {shapes}: give (samples) or (samples, outputs) for both")
+    num_samples = len(target)
+    num_outputs = target.numel() // max(num_samples, 1)
+    return predicted.reshape(num_samples, num_outputs), target.to(predicted.device).reshape(num_samples, num_outputs)

@@ -1,21 +1,11 @@
-"""What two spellings of one Persian text have in common, and what a word is in any script.
+"""Metrics of texts: error rates (CER, WER), BLEU, chrF and ROUGE, and the normaliser and tokeniser they can use.
 
-This module owns the normaliser that text metrics apply when asked (they do not by default) and the tokeniser of ROUGE.
-It needs nothing but the standard library. It does not correct spelling, split or join words, stem, change the case or
-touch punctuation. `normalise` does this, in order:
+A metric receives a text per sample and a reference, or several references, per sample. It keeps sums of counts, never
+a text, and divides once. Texts are compared as they are, unless `normalise` says otherwise: it writes each group of
+equivalent Persian spellings in one way. `tokenise` says what a word is in any script; it is ROUGE's default.
 
-1. Arabic presentation forms (U+FB50.., U+FE70..) become the letters they show; then NFC.
-2. Yeh: ي ى ئ become ی. Kaf: ك ڪ become ک. Heh: ة ہ ھ ە ۀ ۂ ۃ become ه. Alef: أ إ ٱ become ا,
-   and ؤ becomes و: Persian writes a hamza on a carrier or leaves it out (رئیس, رییس). آ and a hamza of its own (ء)
-   stay, for they tell words apart.
-3. Arabic (٠١٢) and Persian (۰۱۲) digits become 012.
-4. Removed: tatweel, Arabic diacritics (also the hamza above a heh, خانهٔ), and what cannot be seen: byte order marks,
-   bidirectional controls, soft hyphens, word joiners, zero-width joiners.
-5. The zero-width non-joiner (ZWNJ, U+200C) and the zero-width space, which looks the same, are one character. It is a
-   joiner inside a word: a run of them is one, and one that does not stand between two letters or digits is dropped.
-   What is left is, by `zwnj`: "keep" (all but those behind a letter that never joins, as in کار‌ها, which looks like
-   کارها), "remove", or "space".
-6. Any whitespace becomes one space, none at the ends; NFC again.
+BLEU and chrF are sacrebleu's, which belongs to the extra `metrics` and is imported when such a metric is built; the
+other metrics need no package but torch.
 """
 
 from __future__ import annotations
@@ -53,6 +43,10 @@ __all__ = [
 ]
 
 Normaliser = Callable[[str], str]
+Lines = list[list[str]]
+Symbol = TypeVar("Symbol", str, int)
+
+KEYS = ("rouge1", "rouge2", "rougeL", "rougeLsum")  # of ROUGE
 
 ZWNJ = "\u200c"
 ZWJ = "\u200d"
@@ -61,6 +55,44 @@ ZWNJ_CHOICES = ("keep", "remove", "space")
 NEVER_JOINS = frozenset("اآدذرزژوء")
 
 _ZWNJ_RUN = re.compile(f"{ZWNJ}+")
+_WIDE_SPACE = re.compile(r"\s\s+")
+
+
+def normalise(text: str, zwnj: str = "keep") -> str:
+    """Return the text with each group of equivalent Persian spellings written in one way; twice is the same as once.
+
+    1. Arabic presentation forms (U+FB50.., U+FE70..) become the letters they show; then NFC.
+    2. Yeh: ي ى ئ become ی. Kaf: ك ڪ become ک. Heh: ة ہ ھ ە ۀ ۂ ۃ become ه. Alef: أ إ ٱ become ا,
+       and ؤ becomes و: Persian writes a hamza on a carrier or leaves it out (رئیس, رییس). آ and a hamza of its own (ء)
+       stay, for they tell words apart.
+    3. Arabic (٠١٢) and Persian (۰۱۲) digits become 012.
+    4. Removed: tatweel, Arabic diacritics (also the hamza above a heh, خانهٔ), and what cannot be seen: byte order
+       marks, bidirectional controls, soft hyphens, word joiners, zero-width joiners.
+    5. The zero-width non-joiner (ZWNJ, U+200C) and the zero-width space, which looks the same, are one character. It is
+       a joiner inside a word: a run of them is one, and one that does not stand between two letters or digits is
+       dropped. What is left is, by `zwnj`: "keep" (all but those behind a letter that never joins, as in کار‌ها, which
+       looks like کارها), "remove", or "space".
+    6. Any whitespace becomes one space, none at the ends; NFC again.
+
+    It does not correct spelling, split or join words, stem, change the case or touch punctuation.
+    """
+    _check_zwnj(zwnj)
+    text = unicodedata.normalize("NFC", text.translate(_PRESENTATION_FORMS)).translate(_LETTERS)
+    if ZWNJ in text:
+        text = _ZWNJ_RUN.sub(partial(_joiner, zwnj=zwnj), text)
+    return unicodedata.normalize("NFC", " ".join(text.split()))
+
+
+def _joiner(run: re.Match[str], zwnj: str) -> str:
+    text, start, end = run.string, run.start(), run.end()
+    # Marks are passed over: whether one has a composed form with its letter must not matter.
+    while start and (text[start - 1] == ZWNJ or unicodedata.category(text[start - 1]).startswith("M")):
+        start -= 1
+    if not start or not text[start - 1].isalnum() or not text[end : end + 1].isalnum():
+        return ""
+    if zwnj == "keep":
+        return "" if text[start - 1] in NEVER_JOINS else ZWNJ
+    return " " if zwnj == "space" else ""
 
 
 def _characters(*ranges: tuple[int, int]) -> Iterable[int]:
@@ -89,27 +121,6 @@ _LETTERS = _letters()
 _PRESENTATION_FORMS = _presentation_forms()
 
 
-def normalise(text: str, zwnj: str = "keep") -> str:
-    """Return the text with each group of equivalent Persian spellings written in one way; twice is the same as once."""
-    _check_zwnj(zwnj)
-    text = unicodedata.normalize("NFC", text.translate(_PRESENTATION_FORMS)).translate(_LETTERS)
-    if ZWNJ in text:
-        text = _ZWNJ_RUN.sub(partial(_joiner, zwnj=zwnj), text)
-    return unicodedata.normalize("NFC", " ".join(text.split()))
-
-
-def _joiner(run: re.Match[str], zwnj: str) -> str:
-    text, start, end = run.string, run.start(), run.end()
-    # Marks are passed over: whether one has a composed form with its letter must not matter.
-    while start and (text[start - 1] == ZWNJ or unicodedata.category(text[start - 1]).startswith("M")):
-        start -= 1
-    if not start or not text[start - 1].isalnum() or not text[end : end + 1].isalnum():
-        return ""
-    if zwnj == "keep":
-        return "" if text[start - 1] in NEVER_JOINS else ZWNJ
-    return " " if zwnj == "space" else ""
-
-
 def normaliser_of(option: bool | Mapping[str, Any] | Normaliser) -> Normaliser | None:
     """Return the normaliser that an option asks for: none, `normalise`, the same with keywords, or the user's own."""
     if isinstance(option, Mapping):
@@ -130,6 +141,15 @@ def _check_zwnj(given: Any) -> None:
         raise ConfigError(f"zwnj={given!r}: what to do with zero-width non-joiners is one of: {known}.{hint}")
 
 
+def tokenise(text: str) -> list[str]:
+    """Return the words in lower case: runs of letters, digits and their marks, with the joiners inside, in any script.
+
+    Of an English text these are its runs of a-z and 0-9. Scripts that put no space between words come as whole phrases.
+    """
+    runs = (run.strip(ZWNJ + ZWJ) for run in text.lower().translate(_WORD_CHARACTERS).split())
+    return [run for run in runs if run.isalnum() or any(map(str.isalnum, run))]
+
+
 class _WordCharacters(dict[int, str]):
     """A table for `str.translate` that keeps letters, digits, marks and joiners and makes the rest a space."""
 
@@ -140,21 +160,6 @@ class _WordCharacters(dict[int, str]):
 
 
 _WORD_CHARACTERS = _WordCharacters()
-
-
-def tokenise(text: str) -> list[str]:
-    """Return the words in lower case: runs of letters, digits and their marks, with the joiners inside, in any script.
-
-    Of an English text these are its runs of a-z and 0-9. Scripts that put no space between words come as whole phrases.
-    """
-    runs = (run.strip(ZWNJ + ZWJ) for run in text.lower().translate(_WORD_CHARACTERS).split())
-    return [run for run in runs if run.isalnum() or any(map(str.isalnum, run))]
-
-
-# What all text metrics share: how predicted and reference texts come in, and how many samples were counted.
-#
-# A metric receives a text per sample and a reference, or several references, per sample. It keeps sums of counts, never
-# a text. Texts are compared as they are, unless `normalise` says otherwise (see `normalise.py`).
 
 
 class TextMetric(AdditiveMetric):
@@ -216,60 +221,13 @@ def _check_sample(metric: str, prediction: Any, references: list[Any]) -> None:
             raise DataError(f"{metric} compares texts and got {text!r} of type {type(text).__name__}: decode it first")
 
 
-# Error rates of recognised text: the edits between reference and prediction as a share of the reference's length.
-#
-# Edits and lengths are summed over the whole set and divided once. An error rate is not bounded by 1: a prediction of
-# ten characters for a reference of one is a rate of 9 or 10. References that are all empty count as of length 1
-# together, so an empty prediction has rate 0 and any other the number of its characters or words.
-
-Symbol = TypeVar("Symbol", str, int)
-
-_WIDE_SPACE = re.compile(r"\s\s+")
-
-
-class EditDistance(Protocol):
-    """Counts the edits between two sequences of characters or of numbers."""
-
-    def __call__(self, first: Sequence[Symbol], second: Sequence[Symbol], /) -> int: ...
-
-
-def plain_edit_distance(first: Sequence[Symbol], second: Sequence[Symbol]) -> int:
-    """Return the Levenshtein distance; one pass over the second, a column of the table held in the bits of an int."""
-    # Myers' bit vectors: bit i of `rises` says that the column's cell i + 1 is one more than cell i, `falls` one less.
-    places: dict[Symbol, int] = {}
-    for position, symbol in enumerate(first):
-        places[symbol] = places.get(symbol, 0) | 1 << position
-    full = (1 << len(first)) - 1
-    last = len(first) - 1
-    rises, falls, distance = full, 0, len(first)
-    for symbol in second if first else ():
-        equal = places.get(symbol, 0) | falls
-        diagonal = (((equal & rises) + rises) ^ rises) | equal
-        up = falls | (full & ~(diagonal | rises))
-        down = rises & diagonal
-        distance += (up >> last & 1) - (down >> last & 1)
-        up = up << 1 | 1
-        rises = (down << 1 | (full & ~(diagonal | up))) & full
-        falls = up & diagonal & full
-    return distance if first else len(second)
-
-
-@cache
-def _fastest() -> EditDistance:
-    try:
-        from rapidfuzz.distance import Levenshtein
-    except ImportError:
-        return plain_edit_distance
-    return Levenshtein.distance
-
-
-def edit_distance(first: Sequence[Symbol], second: Sequence[Symbol]) -> int:
-    """Return the Levenshtein distance, by `rapidfuzz` where it is installed."""
-    return _fastest()(first, second)
-
-
 class _ErrorRate(TextMetric):
-    """Sum of edits / sum of reference lengths."""
+    """The edits between references and predictions as a share of the references' length, over the whole set.
+
+    It is not bounded by 1: a prediction of ten characters for a reference of one is a rate of 9 or 10. References that
+    are all empty count as of length 1 together, so an empty prediction has rate 0 and any other the number of its
+    characters or words.
+    """
 
     num_counts = 2
 
@@ -320,14 +278,52 @@ def _spaced(text: str) -> list[str]:
     return [word for word in _WIDE_SPACE.sub(" ", text).strip().split(" ") if word]
 
 
-# BLEU and chrF of generated text: sacrebleu's own statistics per sample, summed, and its score of the sum / 100.
-#
-# sacrebleu belongs to the extra `metrics` and is imported when a metric is built. `signature` is what a paper or a
-# model card should quote beside the score.
+class EditDistance(Protocol):
+    """Counts the edits between two sequences of characters or of numbers."""
+
+    def __call__(self, first: Sequence[Symbol], second: Sequence[Symbol], /) -> int: ...
+
+
+def edit_distance(first: Sequence[Symbol], second: Sequence[Symbol]) -> int:
+    """Return the Levenshtein distance, by `rapidfuzz` where it is installed."""
+    return _fastest()(first, second)
+
+
+@cache
+def _fastest() -> EditDistance:
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError:
+        return plain_edit_distance
+    return Levenshtein.distance
+
+
+def plain_edit_distance(first: Sequence[Symbol], second: Sequence[Symbol]) -> int:
+    """Return the Levenshtein distance; one pass over the second, a column of the table held in the bits of an int."""
+    # Myers' bit vectors: bit i of `rises` says that the column's cell i + 1 is one more than cell i, `falls` one less.
+    places: dict[Symbol, int] = {}
+    for position, symbol in enumerate(first):
+        places[symbol] = places.get(symbol, 0) | 1 << position
+    full = (1 << len(first)) - 1
+    last = len(first) - 1
+    rises, falls, distance = full, 0, len(first)
+    for symbol in second if first else ():
+        equal = places.get(symbol, 0) | falls
+        diagonal = (((equal & rises) + rises) ^ rises) | equal
+        up = falls | (full & ~(diagonal | rises))
+        down = rises & diagonal
+        distance += (up >> last & 1) - (down >> last & 1)
+        up = up << 1 | 1
+        rises = (down << 1 | (full & ~(diagonal | up))) & full
+        falls = up & diagonal & full
+    return distance if first else len(second)
 
 
 class _SacrebleuScore(TextMetric):
-    """A metric that a sacrebleu scorer computes from sums."""
+    """sacrebleu's own statistics per sample, summed, and its score of the sum / 100.
+
+    `signature` is what a paper or a model card should quote beside the score.
+    """
 
     _scorer: Scorer
 
@@ -429,19 +425,13 @@ def _check_choice(option: str, given: str, known: Any) -> None:
         raise ConfigError(f"bleu has {option}={given!r}. sacrebleu has: {choices(known)}.{hint}")
 
 
-# ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum: mean F-measure over samples, for any script.
-#
-# Of English text the values are those of rouge-score without its stemmer. Words come from `tokenise`, or from the
-# function given. A text without words, and for ROUGE-2 a text of one word, scores 0, even against itself. Of several
-# references the best counts, for each of the four by itself. Lines are the sentences of ROUGE-Lsum.
-
-KEYS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-
-Lines = list[list[str]]
-
-
 class Rouge(TextMetric):
-    """ROUGE F-measures; `tokenize` is a function from a text to its words."""
+    """ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum: mean F-measure over samples, for any script.
+
+    Of English text the values are those of rouge-score without its stemmer. `tokenize` is a function from a text to its
+    words. A text without words, and for ROUGE-2 a text of one word, scores 0, even against itself. Of several
+    references the best counts, for each of the four by itself. Lines are the sentences of ROUGE-Lsum.
+    """
 
     name = "rouge"
     num_counts = len(KEYS)

@@ -1,10 +1,15 @@
-"""The closed form of every schedule that is neither torch's nor a user's own: a value for each tick, and no memory.
+"""The closed form of every schedule that is neither torch's nor a user's own, and the settings it is bound to.
 
 A curve is a function of the tick `t` and of its settings alone, so a run resumed at any tick meets the values that an
 unbroken one would have met. The same curves drive learning rates and momenta: `base` is the group's first value,
 `high` and `initial` are it unless given, `low` is a share of `high` unless given, and `falls` counts the evaluations
 that fell below the best so far. What is `_warmed` has the settings of a warm-up as well. Past its end a decay keeps its
-last value. Nothing here knows an optimizer.
+last value.
+
+`bind_curve` makes the keywords of a config a `BoundCurve`, ready to be followed: it knows the spellings, fills in the
+lengths that were left out, and tells all mistakes at once. Other systems call one thing by several names (`max_iter`,
+`total_steps`), and a range is `lr_min` to `lr_max` for a rate but `min` to `max` for a momentum: every spelling is
+taken, two of one thing are refused. Nothing here knows an optimizer.
 """
 
 from __future__ import annotations
@@ -34,6 +39,8 @@ __all__ = [
     "bind_curve",
 ]
 
+logger = logging.getLogger(__name__)
+
 
 class Pace(StrEnum):
     """What a curve counts."""
@@ -41,6 +48,18 @@ class Pace(StrEnum):
     TICK = "tick"
     EPOCH = "epoch"
     EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A closed form, what it counts, and what the length of the run says about settings that are left out."""
+
+    value: Callable[..., float]
+    pace: Pace = Pace.TICK
+    fill: Mapping[str, Callable[[int, Mapping[str, Any]], int]] = field(default_factory=dict)
+
+    watches: bool = False
+    """Whether evaluations change it."""
 
 
 def _warmed(after: Callable[..., float]) -> Callable[..., float]:
@@ -58,6 +77,7 @@ def _warmed(after: Callable[..., float]) -> Callable[..., float]:
             return start
         return _between(start, after(warmup_iter, base=base, **settings), t / warmup_iter)
 
+    # What users may give is read off the signature, so it has to show the settings of both.
     own = inspect.signature(value, follow_wrapped=False).parameters
     shown = {**inspect.signature(after).parameters, **own}
     del shown["settings"]
@@ -237,18 +257,6 @@ def _rest(total: int, settings: Mapping[str, Any]) -> int:
     return max(1, total - int(settings.get("non_decay_time", 0)))
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A closed form, what it counts, and what the length of the run says about settings that are left out."""
-
-    value: Callable[..., float]
-    pace: Pace = Pace.TICK
-    fill: Mapping[str, Callable[[int, Mapping[str, Any]], int]] = field(default_factory=dict)
-
-    watches: bool = False
-    """Whether evaluations change it."""
-
-
 CURVES: dict[str, Curve] = {
     "triangular": Curve(triangular, fill={"stepsize": _half}),
     "inv_triangular": Curve(inv_triangular, fill={"stepsize": _half}),
@@ -275,15 +283,6 @@ CURVES: dict[str, Curve] = {
     "warmup_noam": Curve(warmup_noam),
 }
 """Every curve by its short name."""
-
-
-# From the keywords of a config to a curve that is ready to be followed: spellings, lengths left out, and mistakes.
-#
-# Other systems call one thing by several names (`max_iter`, `total_steps`), and a range is `lr_min` to `lr_max` for a
-# rate but `min` to `max` for a momentum: every spelling is taken, two of one thing are refused. All mistakes are told
-# at once, when the curve is bound. Nothing here knows an optimizer.
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -326,7 +325,7 @@ _SYNONYMS = {
 }
 _FROM_THE_BASE = ("base", "high", "initial")
 _NOT_THE_USERS = {"t", "_t", "base", "falls"}
-_OF_WATCHERS: dict[str, Any] = {"acc_thresh": 0.05, "mode": "max"}
+_OF_WATCHERS: dict[str, Any] = {"acc_thresh": 0.05, "mode": "max"}  # which the closed form does not read
 _ABOVE_ZERO = {
     *("stepsize", "step_per_epoch", "num_iters", "decay_every", "num_epochs", "decay_length", "max_iter", "step_size"),
     *("decay", "gamma", "power"),
@@ -334,14 +333,6 @@ _ABOVE_ZERO = {
 _WORDS = {"warmup_method": ("linear", "constant"), "mode": ("min", "max")}
 _FLAGS = {"sets", "cycle"}
 _LISTS = {"schedule", "milestones"}
-
-
-@dataclass(frozen=True)
-class Falls:
-    """The best evaluation so far, and how many fell too far below it."""
-
-    best: float | None = None
-    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -396,6 +387,14 @@ class BoundCurve:
         best = sign * value if falls.best is None else max(sign * falls.best, sign * value)
         fell = sign * value < best - self.settings["acc_thresh"] * abs(best)
         return Falls(sign * best, falls.count + fell)
+
+
+@dataclass(frozen=True)
+class Falls:
+    """The best evaluation so far, and how many fell too far below it."""
+
+    best: float | None = None
+    count: int = 0
 
 
 def bind_curve(

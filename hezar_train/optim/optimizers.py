@@ -1,7 +1,8 @@
-"""Parameter groups with a weight decay of their own: one for the biases, one for the layers that normalise.
+"""Build an optimizer by name: every class of `torch.optim`, or a dotted path to a class or function of one's own.
 
-Every trainable parameter is in exactly one group, also where two modules share it, and no frozen one is in any. The
-bias of a normalising layer is a bias first.
+Owns the choice of the fused kernel, the parameter groups that have a weight decay of their own (biases; the layers that
+normalise), and the sentences for settings that cannot work. It refuses LBFGS, which evaluates the loss again through a
+closure inside its step: a window of micro-batches has no such closure. It neither steps nor saves what it builds.
 """
 
 from __future__ import annotations
@@ -25,51 +26,6 @@ __all__ = [
     "parameter_groups",
 ]
 
-# By name, since models bring layers of their own (LlamaRMSNorm, T5LayerNorm) that are no classes of torch.
-_NORMALISES = re.compile(r"Norm(\d?d)?$")
-_IS_BIAS = re.compile(r"(^|_)bias(_|$)")
-
-
-def parameter_groups(
-    model: nn.Module,
-    *,
-    weight_decay: float,
-    weight_decay_norm: float | None = None,
-    weight_decay_bias: float | None = None,
-) -> list[dict[str, Any]]:
-    """Return a model's trainable parameters in groups; None leaves a kind in the first group."""
-    decays = {"other": weight_decay, "norm": weight_decay_norm, "bias": weight_decay_bias}
-    groups: dict[str, list[nn.Parameter]] = {kind: [] for kind in decays}
-    for kinds, parameter in _kinds(model):
-        groups[next(kind for kind in kinds if decays[kind] is not None)].append(parameter)
-    return [{"params": found, "weight_decay": decays[kind]} for kind, found in groups.items() if found]
-
-
-def largest_group(optimizer: Optimizer) -> int:
-    """Return the number of the group with the most values: the one whose rate tells most about the run."""
-    sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
-    return sizes.index(max(sizes))
-
-
-def _kinds(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
-    """Yield each trainable parameter once, with what it is, the most telling first."""
-    seen: set[int] = set()
-    for module in model.modules():
-        normalises = any(_NORMALISES.search(cls.__name__) for cls in type(module).__mro__)
-        for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad or id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            is_bias = _IS_BIAS.search(name) is not None
-            yield [*(["bias"] if is_bias else []), *(["norm"] if normalises else []), "other"], parameter
-
-
-# Build an optimizer by name: every class of `torch.optim`, or a dotted path to a class or function of one's own.
-#
-# Owns the choice of the fused kernel and the sentences for settings that cannot work. It refuses LBFGS, which evaluates
-# the loss again through a closure inside its step: a window of micro-batches has no such closure. It neither steps nor
-# saves what it builds.
-
 _CLASSES: dict[str, type[Optimizer]] = {
     name.lower(): found
     for name, found in vars(torch.optim).items()
@@ -79,8 +35,12 @@ _CLASSES: dict[str, type[Optimizer]] = {
 # Each of these chooses a kernel of its own, which fused=True would contradict.
 _KERNEL_KEYWORDS = frozenset({"fused", "foreach", "capturable", "differentiable"})
 _FUSED_DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
-_STEPS_WHOLE_ONLY = (Adafactor, Rprop, SparseAdam)
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu", "hpu", "mtia"})
+_STEPS_WHOLE_ONLY = (Adafactor, Rprop, SparseAdam)
+
+# By name, since models bring layers of their own (LlamaRMSNorm, T5LayerNorm) that are no classes of torch.
+_NORMALISES = re.compile(r"Norm(\d?d)?$")
+_IS_BIAS = re.compile(r"(^|_)bias(_|$)")
 
 
 def optimizer_names() -> list[str]:
@@ -159,18 +119,6 @@ def _refuse_settings_with_a_field(arguments: Mapping[str, Any], owner: str) -> N
         raise ConfigError(problems)
 
 
-def _rates(factory: Callable[..., Any], owner: str, *, learning_rate: float, weight_decay: float) -> dict[str, float]:
-    """Return the rate and the decay as keywords, where they can be taken."""
-    everything = keywords_of(factory)
-    if not everything.takes("lr"):
-        raise ConfigError(f"{owner} takes no 'lr', so learning_rate={learning_rate!r} cannot reach it. Give it one.")
-    if everything.takes("weight_decay"):
-        return {"lr": learning_rate, "weight_decay": weight_decay}
-    if weight_decay != 0:
-        raise ConfigError(f"{owner} has no weight decay, but weight_decay={weight_decay!r}. Set weight_decay=0.")
-    return {"lr": learning_rate}
-
-
 def _momentum(
     factory: Callable[..., Any], keywords: Keywords, arguments: Mapping[str, Any], owner: str, momentum: float
 ) -> dict[str, Any]:
@@ -200,6 +148,26 @@ def _refuse_decay_in_vain(factory: Callable[..., Any], groups: list[dict[str, An
         )
 
 
+def _refuse_shares(factory: Callable[..., Any], groups: list[dict[str, Any]], owner: str) -> None:
+    """Raise before the first step does, where torch's optimizer cannot step a share of a parameter."""
+    if inspect.isclass(factory) and issubclass(factory, _STEPS_WHOLE_ONLY) and _are_shares(groups):
+        raise ConfigError(
+            f"{owner} steps whole parameters only; sharding='full' leaves each process a share. Use 'adamw'."
+        )
+
+
+def _rates(factory: Callable[..., Any], owner: str, *, learning_rate: float, weight_decay: float) -> dict[str, float]:
+    """Return the rate and the decay as keywords, where they can be taken."""
+    everything = keywords_of(factory)
+    if not everything.takes("lr"):
+        raise ConfigError(f"{owner} takes no 'lr', so learning_rate={learning_rate!r} cannot reach it. Give it one.")
+    if everything.takes("weight_decay"):
+        return {"lr": learning_rate, "weight_decay": weight_decay}
+    if weight_decay != 0:
+        raise ConfigError(f"{owner} has no weight decay, but weight_decay={weight_decay!r}. Set weight_decay=0.")
+    return {"lr": learning_rate}
+
+
 def _fused_is_possible(
     factory: Callable[..., Any],
     keywords: Keywords,
@@ -223,14 +191,6 @@ def _are_shares(groups: list[dict[str, Any]]) -> bool:
     return any(hasattr(parameter, "device_mesh") for group in groups for parameter in group["params"])
 
 
-def _refuse_shares(factory: Callable[..., Any], groups: list[dict[str, Any]], owner: str) -> None:
-    """Raise before the first step does, where torch's optimizer cannot step a share of a parameter."""
-    if inspect.isclass(factory) and issubclass(factory, _STEPS_WHOLE_ONLY) and _are_shares(groups):
-        raise ConfigError(
-            f"{owner} steps whole parameters only; sharding='full' leaves each process a share. Use 'adamw'."
-        )
-
-
 def _call(
     factory: Callable[..., Any], groups: list[dict[str, Any]], arguments: dict[str, Any], owner: str
 ) -> Optimizer:
@@ -245,3 +205,41 @@ def _call(
     if not isinstance(built, Optimizer):
         raise ConfigError(f"{owner} built a {type(built).__name__}. Expected a torch.optim.Optimizer.")
     return built
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    weight_decay_norm: float | None = None,
+    weight_decay_bias: float | None = None,
+) -> list[dict[str, Any]]:
+    """Return a model's trainable parameters in groups by weight decay; None leaves a kind in the first group.
+
+    Every trainable parameter is in exactly one group, also where two modules share it, and no frozen one is in any. The
+    bias of a normalising layer is a bias first.
+    """
+    decays = {"other": weight_decay, "norm": weight_decay_norm, "bias": weight_decay_bias}
+    groups: dict[str, list[nn.Parameter]] = {kind: [] for kind in decays}
+    for kinds, parameter in _kinds(model):
+        groups[next(kind for kind in kinds if decays[kind] is not None)].append(parameter)
+    return [{"params": found, "weight_decay": decays[kind]} for kind, found in groups.items() if found]
+
+
+def _kinds(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
+    """Yield each trainable parameter once, with what it is, the most telling first."""
+    seen: set[int] = set()
+    for module in model.modules():
+        normalises = any(_NORMALISES.search(cls.__name__) for cls in type(module).__mro__)
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            is_bias = _IS_BIAS.search(name) is not None
+            yield [*(["bias"] if is_bias else []), *(["norm"] if normalises else []), "other"], parameter
+
+
+def largest_group(optimizer: Optimizer) -> int:
+    """Return the number of the group with the most values: the one whose rate tells most about the run."""
+    sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
+    return sizes.index(max(sizes))

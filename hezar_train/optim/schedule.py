@@ -1,8 +1,17 @@
-"""Turn a scheduler's state into values that JSON can hold, and back.
+"""When the schedules of learning rate and momentum tick, and how they are saved and restored.
 
-`to_plain` keeps None, bool, int, float, str, and lists and dicts of them; it leaves out code and optimizers (they are
-built anew, never saved) and refuses the rest with a sentence. `from_plain` restores tuples, counters and tensors in the
-form of the value that stands there at present.
+`Schedule` holds a scheduler of the rate, a schedule of the momentum, or neither. It ticks after an applied update, when
+the number of updates is a multiple of its period, or at the end of an epoch if it has no period or counts epochs; a
+plateau ticks after evaluations instead. An update that was skipped ticks nothing but the end of its epoch.
+
+The momentum of an optimizer is the `momentum` of its parameter groups, or the first of their `betas`; an optimizer
+whose groups have neither is refused. A momentum follows the same curves as a rate, by the same names, in a range of its
+own: `min` to `max`.
+
+What is saved is the scheduler's state and what it drives in the optimizer's groups, as values that JSON can hold: no
+code, and no extra step when it is restored. `to_plain` keeps None, bool, int, float, str, and lists and dicts of them;
+it leaves out code and optimizers (they are built anew) and refuses the rest with a sentence. `from_plain` restores
+tuples, counters and tensors in the form of the value that stands there at present.
 """
 
 from __future__ import annotations
@@ -41,239 +50,17 @@ __all__ = [
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 
-# JSON has neither keys that are not strings nor infinite numbers: such a dict is a list of pairs under the first key,
-# such a number its spelling under the second.
-_PAIRS = "__pairs__"
-_NUMBER = "__number__"
-
-
-def to_plain(value: Any, where: str) -> Plain:
-    """Return a value as JSON can hold it; `where` names it in an error."""
-    if isinstance(value, Tensor):
-        return to_plain(value.tolist(), where)
-    if isinstance(value, LRScheduler):
-        return to_plain(value.state_dict(), where)
-    if isinstance(value, Mapping):
-        return _mapping_to_plain(value, where)
-    if isinstance(value, list | tuple):
-        return [to_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    return _scalar_to_plain(value, where)
-
-
-def _mapping_to_plain(value: Mapping[Any, Any], where: str) -> dict[str, Plain]:
-    kept = [(key, to_plain(item, f"{where}[{key!r}]")) for key, item in value.items() if not _is_built_anew(item)]
-    if all(isinstance(key, str) for key, _ in kept):
-        return dict(kept)
-    return {_PAIRS: [[_scalar_to_plain(key, where), item] for key, item in kept]}
-
-
-def _scalar_to_plain(value: Any, where: str) -> Plain:
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        number = float(value)
-        return number if math.isfinite(number) else {_NUMBER: str(number)}
-    raise ConfigError(
-        f"The learning-rate scheduler's {where} is a {type(value).__name__}, which a checkpoint cannot hold. Expected "
-        "numbers, strings, lists, dicts or tensors: give the scheduler a state_dict() and a load_state_dict() of these."
-    )
-
-
-def _is_built_anew(value: Any) -> bool:
-    """Tell whether a value is code, or an optimizer, whose state is saved elsewhere."""
-    if isinstance(value, list | tuple):
-        return bool(value) and all(_is_built_anew(item) for item in value)
-    built_anew = isinstance(value, Optimizer | ReferenceType | functools.partial | types.ModuleType)
-    return built_anew or inspect.isroutine(value) or inspect.isclass(value)
-
-
-def from_plain(plain: Plain, present: Any) -> Any:
-    """Return what `to_plain` was given, in the form of the value that is there at present."""
-    if isinstance(plain, dict):
-        return _mapping_from_plain(plain, present)
-    if isinstance(present, Tensor) and plain is not None:
-        return tensor(from_plain(plain, None), dtype=present.dtype, device=present.device)
-    if not isinstance(plain, list):
-        return plain
-    siblings = list(present) if isinstance(present, list | tuple) else []
-    siblings += [None] * (len(plain) - len(siblings))
-    items = [from_plain(item, sibling) for item, sibling in zip(plain, siblings, strict=False)]
-    return tuple(items) if isinstance(present, tuple) else items
-
-
-def _mapping_from_plain(plain: dict[str, Any], present: Any) -> Any:
-    if _NUMBER in plain:
-        return float(plain[_NUMBER])
-    if isinstance(present, LRScheduler):
-        present.load_state_dict(from_plain(plain, present.state_dict()))
-        return present
-    there = present if isinstance(present, dict) else {}
-    pairs = plain.get(_PAIRS, plain.items())
-    return type(there)({key: from_plain(item, there.get(key)) for key, item in pairs})
-
-
-# The momentum of an optimizer: read, set, and driven along a curve.
-#
-# `momentum` in a parameter group is it, or the first of its `betas`; an optimizer whose groups have neither is refused.
-# A momentum follows the same curves as a rate, by the same names, and its own range: `min` to `max`.
-
-_SAMPLED_TICKS = 1000
-
-
-def get_momentum(optimizer: Optimizer) -> float | None:
-    """Return the momentum of the first group, or None for an optimizer without one."""
-    group = optimizer.param_groups[0]
-    return _momentum_of(group) if _has_momentum(group) else None
-
-
-def set_momentum(optimizer: Optimizer, value: float) -> None:
-    """Set the momentum of every group."""
-    _refuse_without_momentum(optimizer, f"momentum={value!r}")
-    if not 0 <= value < 1:
-        raise ConfigError(f"momentum={value!r} cannot work. Expected a number from 0 to below 1.")
-    if isinstance(optimizer, RMSprop) and optimizer.state and value > 0 and not get_momentum(optimizer):
-        raise ConfigError(
-            f"momentum={value!r}: RMSprop has trained without a momentum and cannot take one up. Build it with one."
-        )
-    for group in optimizer.param_groups:
-        _put(group, value)
-
-
-def set_learning_rate(optimizer: Optimizer, rate: float, group: int | None = None) -> None:
-    """Set the learning rate of every group, or of the one with this number."""
-    groups = optimizer.param_groups
-    if group is not None and not -len(groups) <= group < len(groups):
-        raise ConfigError(f"There is no parameter group {group}: the optimizer has {len(groups)}, counted from 0.")
-    for one in groups if group is None else [groups[group]]:
-        set_rate(one, rate)
-
-
-class MomentumSchedule:
-    """Drive the momentum of every group along a curve."""
-
-    def __init__(self, optimizer: Optimizer, curve: BoundCurve) -> None:
-        self.optimizer, self.curve = optimizer, curve
-        self._first = [_momentum_of(group) for group in optimizer.param_groups]
-        self._ticks = 0
-        self._falls = Falls()
-        for base in self._first:
-            curve.check(base)
-
-    def tick(self) -> None:
-        """Go on by one tick."""
-        self._ticks += 1
-        self.refresh()
-
-    def observe(self, value: float) -> None:
-        """Take an evaluation into account."""
-        self._falls = self.curve.judge(self._falls, value)
-        self._ticks += self.curve.pace is Pace.EVALUATION
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Write the momenta of the present tick into the groups."""
-        for group, base in zip(self.optimizer.param_groups, self._first, strict=True):
-            _put(group, self.curve.value(self._ticks, base, self._falls.count))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the curve is, in plain values."""
-        momenta = [_momentum_of(group) for group in self.optimizer.param_groups]
-        falls = to_plain(dataclasses.asdict(self._falls), "momentum")
-        return {"curve": self.curve.name, "ticks": self._ticks, "first": self._first, "falls": falls, "now": momenta}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where a curve was saved."""
-        if state["curve"] != self.curve.name or len(state["now"]) != len(self._first):
-            raise CheckpointError(
-                f"The checkpoint's momentum schedule is {state['curve']} over {len(state['now'])} parameter groups, "
-                f"this run's {self.curve.name} over {len(self._first)}. Set momentum_scheduler back, or start a new "
-                "run from the checkpoint's weights."
-            )
-        self._ticks, self._first = state["ticks"], list(state["first"])
-        self._falls = Falls(**from_plain(state["falls"], {}))
-        for group, value in zip(self.optimizer.param_groups, state["now"], strict=True):
-            _put(group, value)
-
-
-def build_momentum_schedule(
-    name: str,
-    optimizer: Optimizer,
-    *,
-    total_ticks: int,
-    kwargs: Mapping[str, Any] | None = None,
-    total_epochs: int | None = None,
-) -> MomentumSchedule:
-    """Build the named schedule of an optimizer's momentum and set its first value."""
-    short = scheduler_name(name)
-    if short not in CURVES:
-        raise ConfigError(
-            f"momentum_scheduler={name!r} is not known. Known: {choices(CURVES)}.{suggestion(name, CURVES)}"
-        )
-    _refuse_without_momentum(optimizer, f"momentum_scheduler={name!r}")
-    curve = bind_curve(short, MOMENTUM, kwargs, total_ticks=total_ticks, total_epochs=total_epochs)
-    schedule = MomentumSchedule(optimizer, curve)
-    _refuse_values(curve, optimizer, total_ticks)
-    schedule.refresh()
-    return schedule
-
-
-def _refuse_without_momentum(optimizer: Optimizer, setting: str) -> None:
-    if not all(_has_momentum(group) for group in optimizer.param_groups):
-        raise ConfigError(
-            f"{setting}, but {type(optimizer).__name__} has no momentum: neither 'momentum' nor 'betas' among its "
-            "settings. Leave it out, or use an optimizer that has one, such as 'sgd' or 'adamw'."
-        )
-
-
-def _refuse_values(curve: BoundCurve, optimizer: Optimizer, total_ticks: int) -> None:
-    """Refuse a curve that leaves the numbers a momentum can be, or that a group could not follow."""
-    owner = f"momentum_scheduler={curve.name!r}"
-    ticks = range(0, total_ticks + 1, max(1, total_ticks // _SAMPLED_TICKS))
-    for base in {_momentum_of(group) for group in optimizer.param_groups}:
-        values = [curve.value(tick, base) for tick in ticks]
-        if not all(0 <= value < 1 for value in values):
-            raise ConfigError(
-                f"{owner} goes from {min(values):g} to {max(values):g}. Expected numbers from 0 to below 1."
-            )
-        if max(values) == 0:
-            raise ConfigError(f"{owner}, but the optimizer's momentum is 0. Set the field 'momentum', or 'max'.")
-        if values[0] == 0 and isinstance(optimizer, RMSprop):
-            raise ConfigError(f"{owner} begins at 0, but RMSprop cannot take up a momentum later. Begin above 0.")
-
-
-def _has_momentum(group: Mapping[str, Any]) -> bool:
-    return "momentum" in group or "betas" in group
-
-
-def _momentum_of(group: Mapping[str, Any]) -> float:
-    return float(group["momentum"] if "momentum" in group else group["betas"][0])
-
-
-def _put(group: dict[str, Any], value: float) -> None:
-    """Write a momentum into a group; one that is a tensor stays the same tensor."""
-    if "momentum" in group:
-        group["momentum"] = value
-        return
-    first, *others = group["betas"]
-    if isinstance(first, Tensor):
-        first.fill_(value)
-    else:
-        group["betas"] = (value, *others)
-
-
-# Decide when the schedules of rate and momentum tick, and save and restore them without code or an extra step.
-#
-# A schedule ticks after an applied update, when the number of updates is a multiple of its period, or at the end of an
-# epoch if it has no period or counts epochs; a plateau ticks after evaluations instead. An update that was skipped
-# ticks nothing but the end of its epoch. What is saved is the scheduler's state and what it drives in the optimizer's
-# groups, as plain values.
-
 logger = logging.getLogger(__name__)
 
 # Whatever torch's schedulers write into the groups; the rest of a group is the optimizer's alone.
 _DRIVEN = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "base_momentum", "max_momentum", "betas")
+
+_SAMPLED_TICKS = 1000  # points of a curve that are tried when it is built
+
+# JSON has neither keys that are not strings nor infinite numbers: such a dict is a list of pairs under the first key,
+# such a number its spelling under the second.
+_PAIRS = "__pairs__"
+_NUMBER = "__number__"
 
 
 class Schedule:
@@ -465,3 +252,211 @@ def _restore_group(group: dict[str, Any], saved: dict[str, Any]) -> None:
             group[key].copy_(value)
         else:
             group[key] = value
+
+
+class MomentumSchedule:
+    """Drive the momentum of every group along a curve."""
+
+    def __init__(self, optimizer: Optimizer, curve: BoundCurve) -> None:
+        self.optimizer, self.curve = optimizer, curve
+        self._first = [_momentum_of(group) for group in optimizer.param_groups]
+        self._ticks = 0
+        self._falls = Falls()
+        for base in self._first:
+            curve.check(base)
+
+    def tick(self) -> None:
+        """Go on by one tick."""
+        self._ticks += 1
+        self.refresh()
+
+    def observe(self, value: float) -> None:
+        """Take an evaluation into account."""
+        self._falls = self.curve.judge(self._falls, value)
+        self._ticks += self.curve.pace is Pace.EVALUATION
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Write the momenta of the present tick into the groups."""
+        for group, base in zip(self.optimizer.param_groups, self._first, strict=True):
+            _put(group, self.curve.value(self._ticks, base, self._falls.count))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the curve is, in plain values."""
+        momenta = [_momentum_of(group) for group in self.optimizer.param_groups]
+        falls = to_plain(dataclasses.asdict(self._falls), "momentum")
+        return {"curve": self.curve.name, "ticks": self._ticks, "first": self._first, "falls": falls, "now": momenta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where a curve was saved."""
+        if state["curve"] != self.curve.name or len(state["now"]) != len(self._first):
+            raise CheckpointError(
+                f"The checkpoint's momentum schedule is {state['curve']} over {len(state['now'])} parameter groups, "
+                f"this run's {self.curve.name} over {len(self._first)}. Set momentum_scheduler back, or start a new "
+                "run from the checkpoint's weights."
+            )
+        self._ticks, self._first = state["ticks"], list(state["first"])
+        self._falls = Falls(**from_plain(state["falls"], {}))
+        for group, value in zip(self.optimizer.param_groups, state["now"], strict=True):
+            _put(group, value)
+
+
+def build_momentum_schedule(
+    name: str,
+    optimizer: Optimizer,
+    *,
+    total_ticks: int,
+    kwargs: Mapping[str, Any] | None = None,
+    total_epochs: int | None = None,
+) -> MomentumSchedule:
+    """Build the named schedule of an optimizer's momentum and set its first value."""
+    short = scheduler_name(name)
+    if short not in CURVES:
+        raise ConfigError(
+            f"momentum_scheduler={name!r} is not known. Known: {choices(CURVES)}.{suggestion(name, CURVES)}"
+        )
+    _refuse_without_momentum(optimizer, f"momentum_scheduler={name!r}")
+    curve = bind_curve(short, MOMENTUM, kwargs, total_ticks=total_ticks, total_epochs=total_epochs)
+    schedule = MomentumSchedule(optimizer, curve)
+    _refuse_values(curve, optimizer, total_ticks)
+    schedule.refresh()
+    return schedule
+
+
+def _refuse_values(curve: BoundCurve, optimizer: Optimizer, total_ticks: int) -> None:
+    """Refuse a curve that leaves the numbers a momentum can be, or that a group could not follow."""
+    owner = f"momentum_scheduler={curve.name!r}"
+    ticks = range(0, total_ticks + 1, max(1, total_ticks // _SAMPLED_TICKS))
+    for base in {_momentum_of(group) for group in optimizer.param_groups}:
+        values = [curve.value(tick, base) for tick in ticks]
+        if not all(0 <= value < 1 for value in values):
+            raise ConfigError(
+                f"{owner} goes from {min(values):g} to {max(values):g}. Expected numbers from 0 to below 1."
+            )
+        if max(values) == 0:
+            raise ConfigError(f"{owner}, but the optimizer's momentum is 0. Set the field 'momentum', or 'max'.")
+        if values[0] == 0 and isinstance(optimizer, RMSprop):
+            raise ConfigError(f"{owner} begins at 0, but RMSprop cannot take up a momentum later. Begin above 0.")
+
+
+def get_momentum(optimizer: Optimizer) -> float | None:
+    """Return the momentum of the first group, or None for an optimizer without one."""
+    group = optimizer.param_groups[0]
+    return _momentum_of(group) if _has_momentum(group) else None
+
+
+def set_momentum(optimizer: Optimizer, value: float) -> None:
+    """Set the momentum of every group."""
+    _refuse_without_momentum(optimizer, f"momentum={value!r}")
+    if not 0 <= value < 1:
+        raise ConfigError(f"momentum={value!r} cannot work. Expected a number from 0 to below 1.")
+    if isinstance(optimizer, RMSprop) and optimizer.state and value > 0 and not get_momentum(optimizer):
+        raise ConfigError(
+            f"momentum={value!r}: RMSprop has trained without a momentum and cannot take one up. Build it with one."
+        )
+    for group in optimizer.param_groups:
+        _put(group, value)
+
+
+def _refuse_without_momentum(optimizer: Optimizer, setting: str) -> None:
+    if not all(_has_momentum(group) for group in optimizer.param_groups):
+        raise ConfigError(
+            f"{setting}, but {type(optimizer).__name__} has no momentum: neither 'momentum' nor 'betas' among its "
+            "settings. Leave it out, or use an optimizer that has one, such as 'sgd' or 'adamw'."
+        )
+
+
+def _has_momentum(group: Mapping[str, Any]) -> bool:
+    return "momentum" in group or "betas" in group
+
+
+def _momentum_of(group: Mapping[str, Any]) -> float:
+    return float(group["momentum"] if "momentum" in group else group["betas"][0])
+
+
+def _put(group: dict[str, Any], value: float) -> None:
+    """Write a momentum into a group; one that is a tensor stays the same tensor."""
+    if "momentum" in group:
+        group["momentum"] = value
+        return
+    first, *others = group["betas"]
+    if isinstance(first, Tensor):
+        first.fill_(value)
+    else:
+        group["betas"] = (value, *others)
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float, group: int | None = None) -> None:
+    """Set the learning rate of every group, or of the one with this number."""
+    groups = optimizer.param_groups
+    if group is not None and not -len(groups) <= group < len(groups):
+        raise ConfigError(f"There is no parameter group {group}: the optimizer has {len(groups)}, counted from 0.")
+    for one in groups if group is None else [groups[group]]:
+        set_rate(one, rate)
+
+
+def to_plain(value: Any, where: str) -> Plain:
+    """Return a value as JSON can hold it; `where` names it in an error."""
+    if isinstance(value, Tensor):
+        return to_plain(value.tolist(), where)
+    if isinstance(value, LRScheduler):
+        return to_plain(value.state_dict(), where)
+    if isinstance(value, Mapping):
+        return _mapping_to_plain(value, where)
+    if isinstance(value, list | tuple):
+        return [to_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    return _scalar_to_plain(value, where)
+
+
+def _mapping_to_plain(value: Mapping[Any, Any], where: str) -> dict[str, Plain]:
+    kept = [(key, to_plain(item, f"{where}[{key!r}]")) for key, item in value.items() if not _is_built_anew(item)]
+    if all(isinstance(key, str) for key, _ in kept):
+        return dict(kept)
+    return {_PAIRS: [[_scalar_to_plain(key, where), item] for key, item in kept]}
+
+
+def _scalar_to_plain(value: Any, where: str) -> Plain:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        return number if math.isfinite(number) else {_NUMBER: str(number)}
+    raise ConfigError(
+        f"The learning-rate scheduler's {where} is a {type(value).__name__}, which a checkpoint cannot hold. Expected "
+        "numbers, strings, lists, dicts or tensors: give the scheduler a state_dict() and a load_state_dict() of these."
+    )
+
+
+def _is_built_anew(value: Any) -> bool:
+    """Tell whether a value is code, or an optimizer, whose state is saved elsewhere."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(_is_built_anew(item) for item in value)
+    built_anew = isinstance(value, Optimizer | ReferenceType | functools.partial | types.ModuleType)
+    return built_anew or inspect.isroutine(value) or inspect.isclass(value)
+
+
+def from_plain(plain: Plain, present: Any) -> Any:
+    """Return what `to_plain` was given, in the form of the value that is there at present."""
+    if isinstance(plain, dict):
+        return _mapping_from_plain(plain, present)
+    if isinstance(present, Tensor) and plain is not None:
+        return tensor(from_plain(plain, None), dtype=present.dtype, device=present.device)
+    if not isinstance(plain, list):
+        return plain
+    siblings = list(present) if isinstance(present, list | tuple) else []
+    siblings += [None] * (len(plain) - len(siblings))
+    items = [from_plain(item, sibling) for item, sibling in zip(plain, siblings, strict=False)]
+    return tuple(items) if isinstance(present, tuple) else items
+
+
+def _mapping_from_plain(plain: dict[str, Any], present: Any) -> Any:
+    if _NUMBER in plain:
+        return float(plain[_NUMBER])
+    if isinstance(present, LRScheduler):
+        present.load_state_dict(from_plain(plain, present.state_dict()))
+        return present
+    there = present if isinstance(present, dict) else {}
+    pairs = plain.get(_PAIRS, plain.items())
+    return type(there)({key: from_plain(item, there.get(key)) for key, item in pairs})

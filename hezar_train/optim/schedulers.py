@@ -1,7 +1,28 @@
-"""A torch scheduler that sets every group's rate to a point of a curve.
+"""Build a learning-rate scheduler by name: short names, every class of `torch.optim.lr_scheduler`, or a dotted path.
 
-The rate follows from the tick, from the group's first rate and from how many evaluations fell, never from the rate
-before: what is saved are these, and no code.
+Everything is counted in ticks, one tick being one `step()` of the scheduler. What a name leaves out is filled in:
+
+- constant: factor=1.0, so the rate never changes.
+- one_cycle: total_steps = the run's ticks, max_lr = the learning rate.
+- cosine_annealing: T_max = the run's ticks, so the rate falls to eta_min (0) at the end.
+- linear: total_iters = the run's ticks. Torch's factors stay: the rate rises from a third of the learning rate to the
+  whole, a warm-up. For a decay to zero give start_factor=1.0 and end_factor=0.0.
+- polynomial: total_iters = the run's ticks, so the rate falls to 0 at the end.
+- cyclic: max_lr = the learning rate, base_lr = a tenth of max_lr, step_size_up = 2000 ticks or half of the run if that
+  is shorter.
+- sequential: the run's ticks mean, for each part, those between its milestones.
+
+The curves (`triangular`, `warmup_cosine`, ...) fill in their own lengths and are followed by `CurveLR`;
+docs/reference/schedules.md lists all.
+
+`lambda` needs lr_lambda, a function (or a dotted path to one) from the tick to a factor. `sequential` needs milestones
+and schedulers, a list of {"name": ..., "kwargs": {...}}.
+
+A parameter of one's own scheduler called total_steps, T_max, total_iters or num_training_steps is filled in likewise.
+`one_cycle` and `cyclic` cycle the momentum only of an optimizer that uses one (`one_cycle` also Adam's first beta, as
+torch does). Torch's own names (`LinearLR`, ...) mean the same classes; only `ConstantLR` keeps torch's factor of 1/3.
+
+Building a scheduler patches `optimizer.step`: look the method up after building, not before.
 """
 
 from __future__ import annotations
@@ -45,76 +66,6 @@ __all__ = [
     "set_rate",
     "watches_metric",
 ]
-
-
-class CurveLR(LRScheduler):
-    """Follow a curve: one value for each tick and group."""
-
-    def __init__(self, optimizer: Optimizer, curve: BoundCurve) -> None:
-        self.curve = curve
-        self.falls = Falls()
-        for group in optimizer.param_groups:
-            curve.check(float(group.get("initial_lr", group["lr"])))
-        super().__init__(optimizer)
-        self.base_lrs = [float(rate) for rate in self.base_lrs]  # a tick then never reads from a device
-
-    def get_lr(self) -> list[float | Tensor]:
-        """Return the rates of the present tick."""
-        return [self.curve.value(self.last_epoch, float(base), self.falls.count) for base in self.base_lrs]
-
-    def observe(self, value: float) -> None:
-        """Take an evaluation into account."""
-        self.falls = self.curve.judge(self.falls, value)
-        if self.curve.pace is Pace.EVALUATION:
-            self.last_epoch += 1
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Write the rates of the present tick into the groups once more."""
-        rates = self.get_lr()
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            set_rate(group, float(rate))
-        self._last_lr = rates
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the curve is, in plain values."""
-        state = {name: value for name, value in super().state_dict().items() if name != "curve"}
-        return state | {"falls": dataclasses.asdict(self.falls)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to where a curve was saved."""
-        super().load_state_dict(state_dict | {"falls": Falls(**state_dict["falls"])})
-
-
-def set_rate(group: dict[str, Any], rate: float) -> None:
-    """Write a rate into a group; one that is a tensor stays the same tensor."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
-
-
-# Build a learning-rate scheduler by name: short names, every class of `torch.optim.lr_scheduler`, or a dotted path.
-#
-# Everything is counted in ticks, one tick being one `step()` of the scheduler. What a name leaves out is filled in:
-#
-# - constant: factor=1.0, so the rate never changes. - one_cycle: total_steps = the run's ticks, max_lr = the learning
-# rate. - cosine_annealing: T_max = the run's ticks, so the rate falls to eta_min (0) at the end. - linear: total_iters
-# = the run's ticks. Torch's factors stay: the rate rises from a third of the learning rate to the whole, a warm-up. For
-# a decay to zero give start_factor=1.0 and end_factor=0.0. - polynomial: total_iters = the run's ticks, so the rate
-# falls to 0 at the end. - cyclic: max_lr = the learning rate, base_lr = a tenth of max_lr, step_size_up = 2000 ticks or
-# half of the run if that is shorter. - sequential: the run's ticks mean, for each part, those between its milestones.
-#
-# The curves (`triangular`, `warmup_cosine`, ...) fill in their own lengths; docs/schedules.md has all of them.
-#
-# `lambda` needs lr_lambda, a function (or a dotted path to one) from the tick to a factor. `sequential` needs
-# milestones and schedulers, a list of {"name": ..., "kwargs": {...}}.
-#
-# A parameter of one's own scheduler called total_steps, T_max, total_iters or num_training_steps is filled in likewise.
-# `one_cycle` and `cyclic` cycle the momentum only of an optimizer that uses one (`one_cycle` also Adam's first beta, as
-# torch does). Torch's own names (`LinearLR`, ...) mean the same classes; only `ConstantLR` keeps torch's factor of 1/3.
-#
-# Building a scheduler patches `optimizer.step`: look the method up after building, not before.
 
 _HEZAR_NAMES: dict[str, type[LRScheduler]] = {
     "constant": ConstantLR,
@@ -324,3 +275,54 @@ def _call(build: Callable[[], Any], owner: str) -> LRScheduler:
     if not isinstance(built, LRScheduler):
         raise ConfigError(f"{owner} built a {type(built).__name__}. Expected a torch.optim.lr_scheduler.LRScheduler.")
     return built
+
+
+class CurveLR(LRScheduler):
+    """Set every group's rate to a point of a curve.
+
+    The rate follows from the tick, from the group's first rate and from how many evaluations fell, never from the rate
+    before: what is saved are these, and no code.
+    """
+
+    def __init__(self, optimizer: Optimizer, curve: BoundCurve) -> None:
+        self.curve = curve
+        self.falls = Falls()
+        for group in optimizer.param_groups:
+            curve.check(float(group.get("initial_lr", group["lr"])))
+        super().__init__(optimizer)
+        self.base_lrs = [float(rate) for rate in self.base_lrs]  # a tick then never reads from a device
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the rates of the present tick."""
+        return [self.curve.value(self.last_epoch, float(base), self.falls.count) for base in self.base_lrs]
+
+    def observe(self, value: float) -> None:
+        """Take an evaluation into account."""
+        self.falls = self.curve.judge(self.falls, value)
+        if self.curve.pace is Pace.EVALUATION:
+            self.last_epoch += 1
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Write the rates of the present tick into the groups once more."""
+        rates = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            set_rate(group, float(rate))
+        self._last_lr = rates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the curve is, in plain values."""
+        state = {name: value for name, value in super().state_dict().items() if name != "curve"}
+        return state | {"falls": dataclasses.asdict(self.falls)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to where a curve was saved."""
+        super().load_state_dict(state_dict | {"falls": Falls(**state_dict["falls"])})
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Write a rate into a group; one that is a tensor stays the same tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -1,8 +1,9 @@
-"""The way back from a run's folder: its config, and its recipe by the record that it keeps.
+"""From a recipe, a config file or a run's folder to a trainer, which keeps a record of its recipe.
 
-`recipe.json` has the recipe's path as it was given, its hash and the options. The recipe is looked for there, seen from
-where the user is and from the folders around the run, then by its name; of several, the one with the right hash is
-taken. A run that was moved, or is named from elsewhere, is still itself: its `output_dir` is where it is.
+A run's folder is enough to go on with it: `recipe.json` has the recipe's path as it was given, its hash and the
+options. The recipe is looked for there, seen from where the user is and from the folders around the run, then by its
+name; of several, the one with the right hash is taken. A run that was moved, or is named from elsewhere, is still
+itself: its `output_dir` is where it is.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping, write_mapping
+from hezar_train.config import TrainerConfig, read_mapping, write_mapping
 from hezar_train.errors import CheckpointError, ConfigError, choices, suggestion
-from hezar_train.events import FINISHED, LEDGER_FILE, end_of, read_starts
+from hezar_train.events import FINISHED, end_of, read_starts
 from hezar_train.recipes.recipe import (
     CONFIG_NAME,
     CONFIG_SUFFIXES,
@@ -40,6 +41,7 @@ from hezar_train.recipes.recipe import (
     recipe_folders,
     recipe_names,
 )
+from hezar_train.run_layout import CONFIG_FILE, DAMAGED_PREFIX, RECIPE_FILE, RunLayout, is_run
 
 if TYPE_CHECKING:
     from hezar_train.loop import Hook
@@ -63,7 +65,7 @@ __all__ = [
     "saved_checkpoints",
 ]
 
-RECORD_FILE = "recipe.json"
+RECORD_FILE = RECIPE_FILE
 
 
 def run_config(run: str | Path) -> TrainerConfig:
@@ -104,7 +106,7 @@ def load_target(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
     is_beside_recipe = path.name != CONFIG_FILE and (path.parent / RECIPE_NAME).is_file()
     if path.suffix.lower() in CONFIG_SUFFIXES and (path.parent / RECORD_FILE).is_file() and not is_beside_recipe:
         return load_run(_run_of_config(path), overrides)
-    if _is_run(path) and not (path / RECIPE_NAME).is_file():
+    if is_run(path) and not (path / RECIPE_NAME).is_file():
         raise ConfigError(f"{given} is a run, not a recipe. To go on with it: hezar-train resume {given}")
     return load_recipe(given, overrides)
 
@@ -114,7 +116,7 @@ def load_any(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
     path = Path(given)
     if path.suffix.lower() in CONFIG_SUFFIXES or path.is_file():
         return checked(path.parent, *overridden(*read_sections(path), overrides), path.name)
-    if not _is_run(path):
+    if not is_run(path):
         return load_recipe(given, overrides)
     record = read_mapping(path / RECORD_FILE) if (path / RECORD_FILE).is_file() else {}
     return checked(path, *overridden(_run_fields(path), record.get("options") or {}, overrides), CONFIG_FILE)
@@ -144,21 +146,19 @@ def refuse_changed_recipe(loaded: LoadedRecipe) -> None:
 
 def refuse_without_checkpoint(loaded: LoadedRecipe) -> None:
     """Raise if a run has trained and there is nothing to go on from; one that never began starts from the beginning."""
-    from hezar_train.checkpoint.store import DAMAGED_PREFIX
-
-    config, run = loaded.config, Path(loaded.config.output_dir)
-    saved = [path.name for path in (run / config.checkpoints_dir).glob("*")]
+    config, layout = loaded.config, RunLayout.of(loaded.config)
+    saved = [path.name for path in layout.checkpoints.glob("*")]
     is_own = config.resume_from_checkpoint in (True, "last")
     if not is_own or any(name.isdigit() or name.startswith(DAMAGED_PREFIX) for name in saved):
         return  # what is damaged is told when it is loaded
-    is_finished = any(end_of(start).get("how") == FINISHED for start in read_starts(run))
-    has_trained = (run / LEDGER_FILE).is_file() and (run / LEDGER_FILE).stat().st_size > 0
+    is_finished = any(end_of(start).get("how") == FINISHED for start in read_starts(layout.root))
+    has_trained = layout.ledger.is_file() and layout.ledger.stat().st_size > 0
     if is_finished or has_trained:
         why = "it finished" if is_finished else "it ended before its first save"
         why += "" if config.save_enabled else ", with save_enabled=false"
         raise CheckpointError(
-            f"{run} has no checkpoint to go on from: {why}. To train it from the beginning: hezar-train train "
-            f"{shlex.quote(str(run / CONFIG_FILE))}; what is there now is then kept in {run / 'previous'}."
+            f"{layout.root} has no checkpoint to go on from: {why}. To train it from the beginning: hezar-train train "
+            f"{shlex.quote(str(layout.config))}; what is there now is then kept in {layout.previous}."
         )
 
 
@@ -166,7 +166,7 @@ def option_names(given: str) -> list[str]:
     """Return the options of the recipe that a name, a folder, a config file or a run means."""
     path = Path(given)
     run = path.parent if path.name == CONFIG_FILE else path
-    home = _home_of(run, read_record(run)) if _is_run(run) else find_config(given).parent
+    home = _home_of(run, read_record(run)) if is_run(run) else find_config(given).parent
     return options_of(home / RECIPE_NAME)
 
 
@@ -179,7 +179,7 @@ def _run_of_config(path: Path) -> Path:
 
 
 def _run_fields(run: Path) -> dict[str, Any]:
-    if not _is_run(run):
+    if not is_run(run):
         raise _no_run(run)
     # Whether changes were accepted is a decision of that start, not of the next one.
     return {**read_mapping(run / CONFIG_FILE), "output_dir": str(run), "accept_changes": False}
@@ -187,7 +187,7 @@ def _run_fields(run: Path) -> dict[str, Any]:
 
 def _no_run(given: Path) -> ConfigError:
     """Say what may have been meant: a run beside it or in ./runs, or a recipe that was not trained yet."""
-    others = [str(path) for folder in (given.parent, Path("runs")) for path in folder.glob("*") if _is_run(path)]
+    others = [str(path) for folder in (given.parent, Path("runs")) for path in folder.glob("*") if is_run(path)]
     meant = [path for path in others if Path(path).name == given.name]
     hint = f" Did you mean {meant[0]!r}?" if meant else suggestion(str(given), others)
     if not hint and given.name in recipe_names():
@@ -195,10 +195,6 @@ def _no_run(given: Path) -> ConfigError:
     return ConfigError(
         f"{given} is not the folder of a run: it has no {CONFIG_FILE}.{hint} `hezar-train runs` lists those in ./runs."
     )
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file()
 
 
 def _home_of(run: Path, record: dict[str, Any]) -> Path:
@@ -220,9 +216,6 @@ def _possible_homes(run: Path, path: str) -> Iterator[Path]:
         yield from (ancestor / path for ancestor in run.resolve().parents)
     if (name := Path(path).name) in (known := recipe_folders()):
         yield known[name]
-
-
-# From a checked recipe to a trainer, which keeps a record of it; and how a restarted process goes on.
 
 
 def build_trainer(loaded: LoadedRecipe) -> Trainer:
@@ -263,7 +256,7 @@ def import_recipe(source: Path) -> ModuleType:
 
 def saved_checkpoints(config: TrainerConfig) -> str:
     """Return a short text that changes whenever the checkpoints in a run's folder do."""
-    folder = Path(config.output_dir) / config.checkpoints_dir
+    folder = RunLayout.of(config).checkpoints
     found = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("[0-9]*"))
     return hashlib.sha256(repr(found).encode()).hexdigest() if found else ""
 
@@ -285,10 +278,10 @@ def _compare_with_record(loaded: LoadedRecipe) -> None:
     from hezar_train.checkpoint import CheckpointStore
     from hezar_train.runtime import logger
 
-    path = Path(loaded.config.output_dir) / RECORD_FILE
-    if not path.exists() or not CheckpointStore(path.parent / loaded.config.checkpoints_dir).steps():
+    layout = RunLayout.of(loaded.config)
+    if not layout.recipe.exists() or not CheckpointStore(layout.checkpoints).steps():
         return  # killed before it had saved anything: the run starts from the beginning
-    before, options = read_mapping(path), json.loads(json.dumps(loaded.options))
+    before, options = read_mapping(layout.recipe), json.loads(json.dumps(loaded.options))
     if changed := changed_parts(before, loaded.folder):
         words = "%s has changed since this run began (%s): the run may not go on exactly"
         logger.warning(words, loaded.folder, ", ".join(changed))
@@ -296,7 +289,7 @@ def _compare_with_record(loaded: LoadedRecipe) -> None:
     if changes and not loaded.config.accept_changes:
         listed = "\n".join(f"  {change}" for change in changes)
         raise ConfigError(
-            f"{path.parent} cannot be resumed exactly, because something changed:\n{listed}\n"
+            f"{layout.root} cannot be resumed exactly, because something changed:\n{listed}\n"
             "Put it back; or begin another run, in another output_dir; or go on all the same with accept_changes=True."
         )
 
@@ -315,6 +308,6 @@ def _record_keeper(loaded: LoadedRecipe) -> Hook:
     class RecipeRecord(Hook):
         def before_train(self) -> None:
             if self.trainer.runtime.is_main:
-                write_mapping(Path(loaded.config.output_dir) / RECORD_FILE, loaded.record())
+                write_mapping(RunLayout.of(loaded.config).recipe, loaded.record())
 
     return RecipeRecord()

@@ -1,6 +1,7 @@
-"""What a recipe loads by override: a dataset or weights, from the Hub or a folder; what fails is told as one sentence.
+"""Load what a recipe's override asks for, a dataset or weights, from the Hub or a folder; errors become one sentence.
 
-Loading itself is the business of `datasets`, `transformers` and `hezar`.
+Loading itself is the business of `datasets`, `transformers` and `hezar`. Pictures of a dataset are made as small and as
+grey as the digits that three of the shipped recipes begin with.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ OWN_ERRORS = {
     "yaml": "YAMLError",
 }
 """Those that are none of the plain ones, by their modules: one that was never imported raises none."""
+
+BOX = 4  # of PIL.Image.Resampling: a pixel is the mean of those in its place
+LARGEST_GREY = 16
 
 
 @contextmanager
@@ -100,12 +104,6 @@ def refuse_missing_columns(override: str, rows: Any, **columns: str) -> None:
 def _loading_errors() -> tuple[type[Exception], ...]:
     own = (getattr(sys.modules[module], name) for module, name in OWN_ERRORS.items() if module in sys.modules)
     return (*PLAIN_ERRORS, *own)
-
-
-# Pictures of a dataset, made as small and as grey as the digits that three recipes begin with.
-
-BOX = 4  # of PIL.Image.Resampling: a pixel is the mean of those in its place
-LARGEST_GREY = 16
 
 
 @dataclass(frozen=True)

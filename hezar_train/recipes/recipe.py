@@ -1,4 +1,15 @@
-"""Where recipes lie: by name, by folder, by config file. Nothing of a recipe is run or imported here."""
+"""A recipe: what its `build` returns, its config and options, where it is found, and the hash that a run knows it by.
+
+Everything that is wrong with a config and the options is told in one error. Nothing of a recipe is run or imported
+here: the options of `build` are read from its source, with their types where a config file can hold them (int, float,
+bool, str, None, lists of these, and one or the other of them). What else an annotation says is the recipe's own affair.
+
+The hash is taken over everything in the recipe's folder that `build` may read. Left out is what cannot change what is
+built: hidden files, caches and runs, wherever they lie, and beside `recipe.py` the README, pictures, `runs/` and the
+YAML configs, of which the run keeps what they said. A link to a file counts as the file; one to a folder as where it
+leads, for what lies there may be endless. Of a very large file the size counts. Runs were once recorded with the hash
+of `recipe.py` alone; that is still understood.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
-from hezar_train.config.fields import wrong_type
+from hezar_train.config import TrainerConfig, read_mapping
+from hezar_train.config.checks import wrong_type
 from hezar_train.config.files import parse_yaml
 from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.run_layout import CONFIG_FILE, LOCK_FILE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,289 +68,17 @@ CONFIG_NAME = "config.yaml"
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 OWN_RECIPES = Path("recipes")
 
-
-def recipe_names() -> list[str]:
-    """List the recipes that can be started by name."""
-    return sorted(recipe_folders())
-
-
-def recipe_folders() -> dict[str, Path]:
-    """Return the folder of each name, in the order of names."""
-    found = {folder.name: folder for folder in reversed(list_recipe_folders())}
-    return dict(sorted(found.items()))
-
-
-def list_recipe_folders() -> list[Path]:
-    """Return the folders of all recipes, the user's own first; one name may be there twice."""
-    return [path.parent for root in _roots() for path in sorted(root.glob(f"*/{RECIPE_NAME}"))]
-
-
-def find_config(given: str) -> Path:
-    """Return the config file that a name, a folder or a path means."""
-    path = Path(given)
-    if path.suffix.lower() in CONFIG_SUFFIXES and path.is_file():
-        return _beside_a_recipe(path)
-    folder = find_folder(given)
-    if not (folder / CONFIG_NAME).is_file():
-        raise ConfigError(f"the recipe {folder} has no {CONFIG_NAME}. Name another config file of it instead.")
-    return folder / CONFIG_NAME
-
-
-def find_folder(given: str) -> Path:
-    """Return the folder of a recipe, by its path or its name."""
-    for folder in [Path(given), *(root / given for root in _roots())] if given else []:
-        if (folder / RECIPE_NAME).is_file():
-            return folder
-    if Path(given).suffix.lower() in CONFIG_SUFFIXES and not Path(given).exists():
-        raise _no_such_file(Path(given))
-    names = recipe_names()
-    raise ConfigError(
-        f"there is no recipe {given!r}.{suggestion(given, names)} Recipes found: {choices(names) or 'none'}. "
-        f"A recipe may also be a folder with {RECIPE_NAME} and {CONFIG_NAME}, or a config file in such a folder."
-    )
-
-
-def copy_recipe(name: str, target: Path | None = None) -> Path:
-    """Copy a recipe to a folder, else to where names are looked up first; what is there already is not touched."""
-    source = find_folder(name)
-    target = OWN_RECIPES / source.name if target is None else target
-    if target.exists():
-        raise ConfigError(
-            f"{target} is there already. Name another folder for the copy: hezar-train recipes copy {name} "
-            f"{OWN_RECIPES / f'my_{source.name}'}"
-        )
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    if target.name != source.name:
-        for config in target.glob("*.yaml"):
-            _rename(config, source.name, target)
-    return target
-
-
-def _rename(config: Path, before: str, target: Path) -> None:
-    """Give a copied config its own folder for runs, and its own command: those of the original are another model's."""
-    text = config.read_text(encoding="utf-8")
-    text = re.sub(rf"(output_dir: *\S*?){re.escape(before)}\b", rf"\g<1>{target.name}", text)
-    for command in (f"hezar-train train {before}", f"hezar-train train recipes/{before}"):
-        text = re.sub(rf"{re.escape(command)}\b", f"hezar-train train {target.as_posix()}", text)
-    config.write_text(text, encoding="utf-8")
-
-
-def _roots() -> list[Path]:
-    """Return the folders in which names are looked up: the user's own, the wheel's, the source tree's."""
-    package = Path(__file__).parents[1]
-    shipped = package / "_recipes"
-    roots = [OWN_RECIPES, shipped if shipped.is_dir() else package.parent / "recipes"]
-    return [root for root in roots if root.is_dir()]
-
-
-def _no_such_file(path: Path) -> ConfigError:
-    others = [other.name for other in path.parent.glob("*") if other.suffix.lower() in CONFIG_SUFFIXES]
-    return ConfigError(
-        f"{path}: there is no such file.{suggestion(path.name, others)} Name a config file in a recipe's folder, or a "
-        "recipe: `hezar-train recipes list`."
-    )
-
-
-def _beside_a_recipe(config_file: Path) -> Path:
-    if not (config_file.parent / RECIPE_NAME).is_file():
-        raise ConfigError(
-            f"{config_file} has no {RECIPE_NAME} beside it, which would say what to train. Put the file into a "
-            "recipe's folder, or start from Python: Trainer(TrainerConfig.load(file), model, train_dataset).train()."
-        )
-    return config_file
-
-
-# The options of a recipe, read from the source of its `build`, which is not run: names, types, and what is needed.
-#
-# A type is checked where a config file can hold it: int, float, bool, str, None, lists of these, and one or the other
-# of them. What else an annotation says is the recipe's own affair.
+SECTIONS = ("recipe", "trainer")
+OPTION_PREFIX = "recipe."
 
 PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list,)
 }  # fmt: skip
 
-
-def options_of(source: Path) -> list[str]:
-    """Return the names of the options that a recipe's `build` takes."""
-    return [each.arg for each in _arguments(_build(source))]
-
-
-def option_problems(source: Path, options: Mapping[str, Any]) -> Iterator[str]:
-    """Tell of options that `build` does not take, of values that are of another type, and of what it needs."""
-    if not source.is_file():
-        return  # a config on its own way somewhere: its options are checked where the recipe is
-    build = _build(source)
-    known, defaults = {each.arg: each for each in _arguments(build)}, _defaults(build)
-    for name, value in options.items():
-        if name in known:
-            yield from _type_problem(name, value, known[name].annotation, defaults.get(name))
-        elif build.kwarg is None:
-            yield (
-                f"recipe.{name} is not an option of this recipe. Its build() takes: {choices(known) or 'none'}."
-                f"{suggestion(name, known)}"
-            )
-    for name in known:
-        if name not in options and name not in defaults:
-            yield f"recipe.{name} is missing: the recipe's build() has no default for it"
-
-
-def _build(source: Path) -> ast.arguments:
-    """Read the arguments of `build` from the source."""
-    try:
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{source}: cannot be read as Python: {error}") from error
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "build":
-            return node.args
-    raise ConfigError(f"{source}: expected a function build(**options) that returns a hezar_train.Recipe")
-
-
-def _arguments(build: ast.arguments) -> list[ast.arg]:
-    return [*build.args, *build.kwonlyargs]
-
-
-def _defaults(build: ast.arguments) -> dict[str, ast.expr]:
-    with_default = build.args[len(build.args) - len(build.defaults) :]
-    by_keyword = zip(build.kwonlyargs, build.kw_defaults, strict=True)
-    return {
-        **{each.arg: default for each, default in zip(with_default, build.defaults, strict=True)},
-        **{each.arg: default for each, default in by_keyword if default is not None},
-    }
-
-
-def _type_problem(name: str, value: Any, annotation: ast.expr | None, default: ast.expr | None) -> Iterator[str]:
-    is_default = value is None and isinstance(default, ast.Constant) and default.value is None
-    if annotation is None or is_default or _fits(annotation, value):
-        return
-    expected = ast.unparse(annotation).strip("'\"")
-    words = wrong_type(f"recipe.{name}", value, expected)
-    if _fits(annotation, ""):  # a text that YAML reads as something else
-        words += f". Text is quoted for YAML, too: recipe.{name}='\"{'' if value is None else value}\"'"
-    yield words
-
-
-def _fits(annotation: ast.expr, value: Any) -> bool:
-    """Tell whether a value is of a type; of one that is not known here, every value is."""
-    match annotation:
-        case ast.Constant(value=None):
-            return value is None
-        case ast.Constant(value=str(text)):
-            return _fits_text(text, value)
-        case ast.Name(id=name) if name in PLAIN_TYPES:
-            return isinstance(value, PLAIN_TYPES[name]) and (name == "bool" or not isinstance(value, bool))
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _fits(left, value) or _fits(right, value)
-        case ast.Subscript(value=ast.Name(id="list"), slice=item):
-            return isinstance(value, list) and all(_fits(item, one) for one in value)
-    return True
-
-
-def _fits_text(annotation: str, value: Any) -> bool:
-    """Judge by an annotation in quotes."""
-    try:
-        return _fits(ast.parse(annotation, mode="eval").body, value)
-    except SyntaxError:
-        return True
-
-
-# By what a run knows its recipe again: a hash over everything in the recipe's folder that `build` may read.
-#
-# Left out is what cannot change what is built: hidden files, caches and runs, wherever they lie, and beside `recipe.py`
-# the README, pictures, `runs/` and the YAML configs, of which the run keeps what they said. A link to a file counts as
-# the file; one to a folder as where it leads, for what lies there may be endless. Of a very large file the size counts.
-#
-# Runs were once recorded with the hash of `recipe.py` alone; that is still understood.
-
 UNREAD_SUFFIXES = (".png", ".yaml", ".yml")
 UNREAD_NAMES = ("readme", "readme.md", "readme.rst", "readme.txt", "runs")
 LARGE_BYTES = 100_000_000
-MARKS_OF_A_RUN = (CONFIG_FILE, "lock")  # the second is there before anything else is
-
-
-def hash_of(folder: Path) -> str:
-    """Return the hash of a recipe."""
-    return hash_of_parts(parts_of(folder))
-
-
-def hash_of_parts(digests: Mapping[str, str]) -> str:
-    """Return one hash of many, with their names."""
-    lines = "".join(f"{name}\0{digest}\n" for name, digest in digests.items())
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def is_hash_of(folder: Path, sha256: Any) -> bool:
-    """Tell whether a recipe is the one that a hash was taken of, today or when only its source counted."""
-    return any(sha256 == take(folder) for take in (_hash_of_source, hash_of))
-
-
-def parts_of(folder: Path) -> dict[str, str]:
-    """Return the hash of each file and folder beside `recipe.py`, and its own, by name."""
-    if _is_run(folder):  # the recipe lies among the files of its own run
-        return {RECIPE_NAME: _hash_of_source(folder)}
-    return _digests(path for path in folder.iterdir() if not _is_unread(path.name))
-
-
-def changed_parts(record: Mapping[str, Any], folder: Path) -> list[str]:
-    """Name what is not as it was when a run wrote its record of a recipe; nothing if the recipe is the same."""
-    if is_hash_of(folder, record.get("sha256")):
-        return []
-    before, now = record.get("parts"), parts_of(folder)
-    if not isinstance(before, dict):
-        return [RECIPE_NAME]
-    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)) or [RECIPE_NAME]
-
-
-def _hash_of_source(folder: Path) -> str:
-    return _digest(folder / RECIPE_NAME)
-
-
-def _digests(entries: Iterable[Path]) -> dict[str, str]:
-    """Return the hash of each entry of a folder that counts, by name."""
-    counted = (path for path in sorted(entries) if not path.name.startswith((".", "__pycache__")))
-    return {_text(path.name): digest for path in counted if (digest := _digest(path))}
-
-
-def _digest(path: Path) -> str:
-    """Return the hash of a file or a folder; empty where nothing can be read, which `build` cannot either."""
-    try:
-        if path.is_dir():
-            return _digest_of_folder(path)
-        if not path.is_file():
-            return ""
-        if (size := path.stat().st_size) > LARGE_BYTES:
-            return f"{size} bytes"
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-def _digest_of_folder(path: Path) -> str:
-    if path.is_symlink():
-        return hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
-    found = {} if _is_run(path) else _digests(path.iterdir())
-    return hash_of_parts(found) if found else ""
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in MARKS_OF_A_RUN)
-
-
-def _is_unread(name: str) -> bool:
-    return name.lower() in UNREAD_NAMES or name.lower().endswith(UNREAD_SUFFIXES)
-
-
-def _text(name: str) -> str:
-    """Return a name that can be written to a file, also where the disk has one that is no UTF-8."""
-    return name.encode(errors="replace").decode()
-
-
-# The format of a recipe: what `build` returns, what its config file holds, how overrides change it.
-#
-# Everything that is wrong with the config and the options is told in one error. `build` is read, never run, here.
-
-SECTIONS = ("recipe", "trainer")
-OPTION_PREFIX = "recipe."
+MARKS_OF_A_RUN = (CONFIG_FILE, LOCK_FILE)  # the second is there before anything else is
 
 
 @dataclass
@@ -470,3 +210,255 @@ def _override(text: str) -> tuple[str, Any]:
         return key, parse_yaml(value, Path(key))
     except ConfigError as error:
         raise ConfigError(f"the value of {text!r} cannot be read as YAML ({error}). Quote it: {key}='...'") from error
+
+
+def recipe_names() -> list[str]:
+    """List the recipes that can be started by name."""
+    return sorted(recipe_folders())
+
+
+def recipe_folders() -> dict[str, Path]:
+    """Return the folder of each name, in the order of names."""
+    found = {folder.name: folder for folder in reversed(list_recipe_folders())}
+    return dict(sorted(found.items()))
+
+
+def list_recipe_folders() -> list[Path]:
+    """Return the folders of all recipes, the user's own first; one name may be there twice."""
+    return [path.parent for root in _roots() for path in sorted(root.glob(f"*/{RECIPE_NAME}"))]
+
+
+def find_config(given: str) -> Path:
+    """Return the config file that a name, a folder or a path means."""
+    path = Path(given)
+    if path.suffix.lower() in CONFIG_SUFFIXES and path.is_file():
+        return _beside_a_recipe(path)
+    folder = find_folder(given)
+    if not (folder / CONFIG_NAME).is_file():
+        raise ConfigError(f"the recipe {folder} has no {CONFIG_NAME}. Name another config file of it instead.")
+    return folder / CONFIG_NAME
+
+
+def find_folder(given: str) -> Path:
+    """Return the folder of a recipe, by its path or its name."""
+    for folder in [Path(given), *(root / given for root in _roots())] if given else []:
+        if (folder / RECIPE_NAME).is_file():
+            return folder
+    if Path(given).suffix.lower() in CONFIG_SUFFIXES and not Path(given).exists():
+        raise _no_such_file(Path(given))
+    names = recipe_names()
+    raise ConfigError(
+        f"there is no recipe {given!r}.{suggestion(given, names)} Recipes found: {choices(names) or 'none'}. "
+        f"A recipe may also be a folder with {RECIPE_NAME} and {CONFIG_NAME}, or a config file in such a folder."
+    )
+
+
+def copy_recipe(name: str, target: Path | None = None) -> Path:
+    """Copy a recipe to a folder, else to where names are looked up first; what is there already is not touched."""
+    source = find_folder(name)
+    target = OWN_RECIPES / source.name if target is None else target
+    if target.exists():
+        raise ConfigError(
+            f"{target} is there already. Name another folder for the copy: hezar-train recipes copy {name} "
+            f"{OWN_RECIPES / f'my_{source.name}'}"
+        )
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    if target.name != source.name:
+        for config in target.glob("*.yaml"):
+            _rename(config, source.name, target)
+    return target
+
+
+def _rename(config: Path, before: str, target: Path) -> None:
+    """Give a copied config its own folder for runs, and its own command: those of the original are another model's."""
+    text = config.read_text(encoding="utf-8")
+    text = re.sub(rf"(output_dir: *\S*?){re.escape(before)}\b", rf"\g<1>{target.name}", text)
+    for command in (f"hezar-train train {before}", f"hezar-train train recipes/{before}"):
+        text = re.sub(rf"{re.escape(command)}\b", f"hezar-train train {target.as_posix()}", text)
+    config.write_text(text, encoding="utf-8")
+
+
+def _roots() -> list[Path]:
+    """Return the folders in which names are looked up: the user's own, the wheel's, the source tree's."""
+    package = Path(__file__).parents[1]
+    shipped = package / "_recipes"
+    roots = [OWN_RECIPES, shipped if shipped.is_dir() else package.parent / "recipes"]
+    return [root for root in roots if root.is_dir()]
+
+
+def _no_such_file(path: Path) -> ConfigError:
+    others = [other.name for other in path.parent.glob("*") if other.suffix.lower() in CONFIG_SUFFIXES]
+    return ConfigError(
+        f"{path}: there is no such file.{suggestion(path.name, others)} Name a config file in a recipe's folder, or a "
+        "recipe: `hezar-train recipes list`."
+    )
+
+
+def _beside_a_recipe(config_file: Path) -> Path:
+    if not (config_file.parent / RECIPE_NAME).is_file():
+        raise ConfigError(
+            f"{config_file} has no {RECIPE_NAME} beside it, which would say what to train. Put the file into a "
+            "recipe's folder, or start from Python: Trainer(TrainerConfig.load(file), model, train_dataset).train()."
+        )
+    return config_file
+
+
+def options_of(source: Path) -> list[str]:
+    """Return the names of the options that a recipe's `build` takes."""
+    return [each.arg for each in _arguments(_build(source))]
+
+
+def option_problems(source: Path, options: Mapping[str, Any]) -> Iterator[str]:
+    """Tell of options that `build` does not take, of values that are of another type, and of what it needs."""
+    if not source.is_file():
+        return  # a config on its own way somewhere: its options are checked where the recipe is
+    build = _build(source)
+    known, defaults = {each.arg: each for each in _arguments(build)}, _defaults(build)
+    for name, value in options.items():
+        if name in known:
+            yield from _type_problem(name, value, known[name].annotation, defaults.get(name))
+        elif build.kwarg is None:
+            yield (
+                f"recipe.{name} is not an option of this recipe. Its build() takes: {choices(known) or 'none'}."
+                f"{suggestion(name, known)}"
+            )
+    for name in known:
+        if name not in options and name not in defaults:
+            yield f"recipe.{name} is missing: the recipe's build() has no default for it"
+
+
+def _build(source: Path) -> ast.arguments:
+    """Read the arguments of `build` from the source."""
+    try:
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{source}: cannot be read as Python: {error}") from error
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "build":
+            return node.args
+    raise ConfigError(f"{source}: expected a function build(**options) that returns a hezar_train.Recipe")
+
+
+def _arguments(build: ast.arguments) -> list[ast.arg]:
+    return [*build.args, *build.kwonlyargs]
+
+
+def _defaults(build: ast.arguments) -> dict[str, ast.expr]:
+    with_default = build.args[len(build.args) - len(build.defaults) :]
+    by_keyword = zip(build.kwonlyargs, build.kw_defaults, strict=True)
+    return {
+        **{each.arg: default for each, default in zip(with_default, build.defaults, strict=True)},
+        **{each.arg: default for each, default in by_keyword if default is not None},
+    }
+
+
+def _type_problem(name: str, value: Any, annotation: ast.expr | None, default: ast.expr | None) -> Iterator[str]:
+    is_default = value is None and isinstance(default, ast.Constant) and default.value is None
+    if annotation is None or is_default or _fits(annotation, value):
+        return
+    expected = ast.unparse(annotation).strip("'\"")
+    words = wrong_type(f"recipe.{name}", value, expected)
+    if _fits(annotation, ""):  # a text that YAML reads as something else
+        words += f". Text is quoted for YAML, too: recipe.{name}='\"{'' if value is None else value}\"'"
+    yield words
+
+
+def _fits(annotation: ast.expr, value: Any) -> bool:
+    """Tell whether a value is of a type; of one that is not known here, every value is."""
+    match annotation:
+        case ast.Constant(value=None):
+            return value is None
+        case ast.Constant(value=str(text)):
+            return _fits_text(text, value)
+        case ast.Name(id=name) if name in PLAIN_TYPES:
+            return isinstance(value, PLAIN_TYPES[name]) and (name == "bool" or not isinstance(value, bool))
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _fits(left, value) or _fits(right, value)
+        case ast.Subscript(value=ast.Name(id="list"), slice=item):
+            return isinstance(value, list) and all(_fits(item, one) for one in value)
+    return True
+
+
+def _fits_text(annotation: str, value: Any) -> bool:
+    """Judge by an annotation in quotes."""
+    try:
+        return _fits(ast.parse(annotation, mode="eval").body, value)
+    except SyntaxError:
+        return True
+
+
+def hash_of(folder: Path) -> str:
+    """Return the hash of a recipe."""
+    return hash_of_parts(parts_of(folder))
+
+
+def hash_of_parts(digests: Mapping[str, str]) -> str:
+    """Return one hash of many, with their names."""
+    lines = "".join(f"{name}\0{digest}\n" for name, digest in digests.items())
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def is_hash_of(folder: Path, sha256: Any) -> bool:
+    """Tell whether a recipe is the one that a hash was taken of, today or when only its source counted."""
+    return any(sha256 == take(folder) for take in (_hash_of_source, hash_of))
+
+
+def parts_of(folder: Path) -> dict[str, str]:
+    """Return the hash of each file and folder beside `recipe.py`, and its own, by name."""
+    if _is_run(folder):  # the recipe lies among the files of its own run
+        return {RECIPE_NAME: _hash_of_source(folder)}
+    return _digests(path for path in folder.iterdir() if not _is_unread(path.name))
+
+
+def changed_parts(record: Mapping[str, Any], folder: Path) -> list[str]:
+    """Name what is not as it was when a run wrote its record of a recipe; nothing if the recipe is the same."""
+    if is_hash_of(folder, record.get("sha256")):
+        return []
+    before, now = record.get("parts"), parts_of(folder)
+    if not isinstance(before, dict):
+        return [RECIPE_NAME]
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)) or [RECIPE_NAME]
+
+
+def _hash_of_source(folder: Path) -> str:
+    return _digest(folder / RECIPE_NAME)
+
+
+def _digests(entries: Iterable[Path]) -> dict[str, str]:
+    """Return the hash of each entry of a folder that counts, by name."""
+    counted = (path for path in sorted(entries) if not path.name.startswith((".", "__pycache__")))
+    return {_text(path.name): digest for path in counted if (digest := _digest(path))}
+
+
+def _digest(path: Path) -> str:
+    """Return the hash of a file or a folder; empty where nothing can be read, which `build` cannot either."""
+    try:
+        if path.is_dir():
+            return _digest_of_folder(path)
+        if not path.is_file():
+            return ""
+        if (size := path.stat().st_size) > LARGE_BYTES:
+            return f"{size} bytes"
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _digest_of_folder(path: Path) -> str:
+    if path.is_symlink():
+        return hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
+    found = {} if _is_run(path) else _digests(path.iterdir())
+    return hash_of_parts(found) if found else ""
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in MARKS_OF_A_RUN)
+
+
+def _is_unread(name: str) -> bool:
+    return name.lower() in UNREAD_NAMES or name.lower().endswith(UNREAD_SUFFIXES)
+
+
+def _text(name: str) -> str:
+    """Return a name that can be written to a file, also where the disk has one that is no UTF-8."""
+    return name.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""A run you can look at: one HTML page without network, and a picture of the curves, made from a run's folder alone.
+"""Reports: one HTML page about a run or several, without network, and a picture of the curves, from the folders alone.
 
 Everything is read from files, also while the run goes on: no trainer, no model, no torch is needed. A file that is
 damaged or half written is named on the page and costs only what it held.

@@ -1,6 +1,6 @@
-"""The curves of the page: a figure per panel with its last values as text, and the numbers that the script draws.
+"""The section of the curves: a figure per panel with its last values as text, and the numbers that the script draws.
 
-Without the script there is a picture instead, where there is a single run.
+Readers without scripts see a picture instead, where there is a single run.
 """
 
 from __future__ import annotations

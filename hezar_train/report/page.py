@@ -1,7 +1,7 @@
-"""The page: style, script, numbers and text in one file that needs no network.
+"""Write the report: one HTML file with style, script, numbers and text, which needs no network.
 
-Owns the order of the sections and where the file goes. The page's policy lets only its own script run, told by its
-hash, and fetches nothing.
+Owns the order of the sections and where the file goes. The page's content policy lets only its own script run, told by
+its hash, and fetches nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,9 @@ from hezar_train.report.sections import (
     status_badge,
     time_section,
 )
+from hezar_train.run_layout import COMPARISON_FILE, REPORT_FILE
 
 __all__ = ["COMPARISON_FILE", "REPORT_FILE", "write_report"]
-
-REPORT_FILE = "report.html"
-COMPARISON_FILE = "comparison.html"
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ def _usual_place(records: Sequence[RunRecord]) -> Path:
 
 
 def _page(records: Sequence[RunRecord]) -> str:
-    shown = [_Shown(run, starts_of(run), saved_checkpoints(run.checkpoints_dir)) for run in records]
-    script = _asset("report.js")
+    shown = [_Shown(run, starts_of(run), saved_checkpoints(run.layout)) for run in records]
+    script = _asset("js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     panels = make_panels(records)
     names = ", ".join(run.name for run in records)
@@ -86,19 +84,19 @@ def _page(records: Sequence[RunRecord]) -> str:
         if len(shown) == 1
         else _several(shown, curves_section(records, panels))
     )
-    return Template(_asset("report.html")).substitute(
+    return Template(_asset("html")).substitute(
         script_hash=f"sha256-{digest}",
         version=html.escape(__version__),
         title=html.escape(f"{names} · hezar_train"),
-        style=_asset("report.css"),
+        style=_asset("css"),
         body=joined([body, _footer(records)]),
         data=payload(records, panels, [one.starts for one in shown]),
         script=script,
     )
 
 
-def _asset(name: str) -> str:
-    return files("hezar_train.report").joinpath("assets", name).read_text(encoding="utf-8")
+def _asset(kind: str) -> str:
+    return files("hezar_train.report").joinpath("assets", f"report.{kind}").read_text(encoding="utf-8")
 
 
 def _one(shown: _Shown, curves: Html) -> Html:

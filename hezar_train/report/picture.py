@@ -1,4 +1,9 @@
-"""Round numbers along an axis."""
+"""The curves of runs: grouped into panels, thinned to what a screen shows, and drawn as a PNG for a card or a README.
+
+`make_panels` says which values go together, under which title and in which order: train and evaluation of one quantity
+share a panel. The report's script draws the same panels (`charts`). The PNG is drawn with Pillow, which TensorBoard
+brings along.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from hezar_train.config.files import write_atomically
 from hezar_train.events import Row
 from hezar_train.report.markup import number, spoken
 from hezar_train.report.read import SECONDS_NAME, Clock, RunRecord, read_run, starts_of
+from hezar_train.run_layout import CURVES_FILE
 
 __all__ = [
     "CURVES_FILE",
@@ -30,58 +36,6 @@ __all__ = [
     "write_curves",
 ]
 
-LEAST_WIDTH = 1e-12
-"""Of a range, in parts of its numbers: floats cannot count ticks in less."""
-
-MOST_PLAIN = 7
-"""Characters of a number without a power of ten."""
-
-
-def round_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most so many round numbers from `low` to `high`."""
-    step = _round_step((high - low) / max(1, most - 1))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
-
-
-def round_ends(low: float, high: float, most: int) -> tuple[float, float]:
-    """Widen a range to the round numbers around it, which are its ends then; one without width gets some."""
-    if high - low <= LEAST_WIDTH * max(abs(low), abs(high), 1e-280):
-        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
-    step = _round_step((high - low) / max(1, most - 2))
-    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-
-
-def tick_words(ticks: Sequence[float]) -> list[str]:
-    """Return the numbers of an axis, all in one notation: plain ones, unless those are long and powers are not."""
-    plain = [f"{tick:.12f}".rstrip("0").rstrip(".") for tick in ticks]
-    powers = [_power(tick) for tick in ticks]
-    is_exact = all(float(words) == tick for words, tick in zip(plain, ticks, strict=True))
-    return plain if is_exact and _longest(plain) <= max(MOST_PLAIN, _longest(powers)) else powers
-
-
-def _power(tick: float) -> str:
-    if not tick:
-        return "0"
-    digits, power = f"{tick:.11e}".split("e")
-    return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-
-
-def _longest(words: Sequence[str]) -> int:
-    return max((len(one.lstrip("-")) for one in words), default=0)
-
-
-def _round_step(rough: float) -> float:
-    """Return the least of 1, 2, 2.5 and 5 times a power of ten that is not below."""
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
-
-
-# The curves of runs, grouped as they are looked at: train and evaluation of one quantity share a panel.
-#
-# Owns which values go together, under which title and in which order, and how many points of a curve are kept. Nothing
-# here draws.
-
 MOST_POINTS = 1200
 """Points of a curve that a page carries; a screen has fewer columns."""
 
@@ -89,9 +43,34 @@ BOUNDS = (".low", ".high")
 RECENT_LOSS, MEAN_LOSS = "train.recent_loss", "train.loss"
 STAGES = ("train", "evaluation")
 ORDER_OF_TRAIN_ONLY = ("learning_rate", "samples_per_second", "grad_norm")
+RANKS = ("loss", "best metric", "metrics", *ORDER_OF_TRAIN_ONLY, "others")
 NEVER_SMOOTHED = frozenset({"learning_rate"})
 FROM_ZERO = frozenset({"samples_per_second"})
 """Its noise would fill a chart of its own; how much it is says more."""
+
+SHARPNESS = 2  # twice the size: sharp on a dense screen
+SCALE = 2 * SHARPNESS  # drawn larger still, then made smaller: smooth lines
+WIDTH, HEIGHT, COLUMNS = 440, 270, 2
+LEFT, RIGHT, TOP, BOTTOM = 62, 30, 54, 40
+MOST_PANELS = 6
+MOST_TICKS = 6
+LEFT_OUT = frozenset({"samples_per_second", "grad_norm"})
+"""Of the training, not of the model."""
+
+MOST_DOTS = 40
+ROOMY = 2
+"""So many names of lines fit over a panel as they are."""
+
+INK, MUTED, GRID, BACKGROUND = "#1f2733", "#667085", "#e4e7ec", "#ffffff"
+COLOURS = ("#2f6fde", "#d9540b", "#0f8a5f", "#9a4fd0", "#b8860b", "#c2255c")
+
+Point = tuple[float, float]
+
+LEAST_WIDTH = 1e-12
+"""Of a range, in parts of its numbers: floats cannot count ticks in less."""
+
+MOST_PLAIN = 7
+"""Characters of a number without a power of ten."""
 
 
 @dataclass
@@ -159,9 +138,6 @@ def make_panels(runs: Sequence[RunRecord]) -> list[Panel]:
         panel.lines.sort(key=lambda line: (line.run, line.role != "train", line.role))
         panel.is_main = _rank(panel, runs) < len(RANKS) - 1
     return sorted(panels.values(), key=lambda panel: _rank(panel, runs))
-
-
-RANKS = ("loss", "best metric", "metrics", *ORDER_OF_TRAIN_ONLY, "others")
 
 
 def _rank(panel: Panel, runs: Sequence[RunRecord]) -> int:
@@ -237,31 +213,6 @@ def _corners(curve: Curve, stretch: range) -> set[int]:
     return {broken, stretch[-1], least, greatest}
 
 
-# The curves of a run as one PNG, for a model card or a README.
-#
-# Drawn with Pillow, which TensorBoard brings along.
-
-CURVES_FILE = "curves.png"
-
-SHARPNESS = 2  # twice the size: sharp on a dense screen
-SCALE = 2 * SHARPNESS  # drawn larger still, then made smaller: smooth lines
-WIDTH, HEIGHT, COLUMNS = 440, 270, 2
-LEFT, RIGHT, TOP, BOTTOM = 62, 30, 54, 40
-MOST_PANELS = 6
-MOST_TICKS = 6
-LEFT_OUT = frozenset({"samples_per_second", "grad_norm"})
-"""Of the training, not of the model."""
-
-MOST_DOTS = 40
-ROOMY = 2
-"""So many names of lines fit over a panel as they are."""
-
-INK, MUTED, GRID, PAPER = "#1f2733", "#667085", "#e4e7ec", "#ffffff"
-COLOURS = ("#2f6fde", "#d9540b", "#0f8a5f", "#9a4fd0", "#b8860b", "#c2255c")
-
-Point = tuple[float, float]
-
-
 def curves_png(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path | None:
     """Draw the curves of a run into a PNG file, `RUN/curves.png` if none is named; None if nothing was logged."""
     return write_curves(read_run(run), out)
@@ -282,7 +233,7 @@ def draw(panels: Sequence[Panel]) -> bytes:
 
     columns = min(COLUMNS, len(panels))
     size = (SCALE * WIDTH * columns, SCALE * HEIGHT * math.ceil(len(panels) / columns))
-    picture = Image.new("RGB", size, PAPER)
+    picture = Image.new("RGB", size, BACKGROUND)
     fonts = tuple(ImageFont.load_default(points * SCALE) for points in (13, 10.5))
     last_step = max(step for panel in panels for step, _ in _points(panel))
     for place, panel in enumerate(panels):
@@ -373,3 +324,43 @@ def _place_of_role(role: str, panel: Panel) -> int:
     """Return the number of a line's colour: training and evaluation have the same one in every panel."""
     others = [one for one in panel.roles if one != "train"]
     return 0 if role == "train" else 1 + others.index(role)
+
+
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return at most so many round numbers from `low` to `high`."""
+    step = _round_step((high - low) / max(1, most - 1))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
+
+
+def round_ends(low: float, high: float, most: int) -> tuple[float, float]:
+    """Widen a range to the round numbers around it, which are its ends then; one without width gets some."""
+    if high - low <= LEAST_WIDTH * max(abs(low), abs(high), 1e-280):
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    step = _round_step((high - low) / max(1, most - 2))
+    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+
+
+def tick_words(ticks: Sequence[float]) -> list[str]:
+    """Return the numbers of an axis, all in one notation: plain ones, unless those are long and powers are not."""
+    plain = [f"{tick:.12f}".rstrip("0").rstrip(".") for tick in ticks]
+    powers = [_power(tick) for tick in ticks]
+    is_exact = all(float(words) == tick for words, tick in zip(plain, ticks, strict=True))
+    return plain if is_exact and _longest(plain) <= max(MOST_PLAIN, _longest(powers)) else powers
+
+
+def _power(tick: float) -> str:
+    if not tick:
+        return "0"
+    digits, power = f"{tick:.11e}".split("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+
+
+def _longest(words: Sequence[str]) -> int:
+    return max((len(one.lstrip("-")) for one in words), default=0)
+
+
+def _round_step(rough: float) -> float:
+    """Return the least of 1, 2, 2.5 and 5 times a power of ten that is not below."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))

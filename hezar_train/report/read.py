@@ -1,6 +1,10 @@
-"""What a run left in its folder, as plain values, and what follows from them: has it ended, how, is it under way.
+"""Read a run's folder into plain values: what was asked, logged and evaluated, how each start ended, what is saved.
 
-`reading` fills them. The lock file is never opened: closing any descriptor of it would take the lock from a trainer of
+`read_run` makes a `RunRecord` of the files. Nothing in them can make it fail: what cannot be read becomes a sentence in
+`problems`, and its place stays empty. From a record follow the starts with their times (`starts_of`, `time_split`); the
+health of the checkpoints is looked at apart (`saved_checkpoints`), for hashing them takes a while.
+
+No torch is needed. The lock file is never opened: closing any descriptor of it would take the lock from a trainer of
 this process.
 """
 
@@ -19,9 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.config import read_mapping
-from hezar_train.config.trainer_config import CONFIG_FILE
+from hezar_train.config.files import read_json
 from hezar_train.errors import CheckpointError, ConfigError
-from hezar_train.events import DROPPED_SUFFIX, FAILED, METRICS_FILE, STARTS_FILE, Row, end_of, ended_for_good, starts_in
+from hezar_train.events import FAILED, Row, end_of, ended_for_good, starts_in
+from hezar_train.run_layout import (
+    BEST_FILE,
+    CONFIG_FILE,
+    DROPPED_SUFFIX,
+    EVENTS_PREFIX,
+    LOGS_FOLDER,
+    METRICS_FILE,
+    PLAN_FILE,
+    RECIPE_FILE,
+    STARTS_FILE,
+    STATE_FILE,
+    RunLayout,
+)
 
 __all__ = [
     "Clock",
@@ -33,6 +50,9 @@ __all__ = [
     "TimeSplit",
     "is_moment",
     "is_number",
+    "models_in_sequence",
+    "newest_checkpoint_state",
+    "planned_steps",
     "read_run",
     "read_runs",
     "saved_checkpoints",
@@ -40,8 +60,25 @@ __all__ = [
     "time_split",
 ]
 
+MARKS_OF_A_RUN = (CONFIG_FILE, PLAN_FILE, f"{LOGS_FOLDER}/*/{METRICS_FILE}")
+
 STALE_SECONDS = 600
 """A run that has written nothing for so long is taken for killed."""
+
+LARGEST, LATEST = 1e300, 1e11  # a value that can be drawn, a moment that has a date
+ENDLESS = 1 << 60
+"""Steps of a plan that has no end: those of a stream without a length."""
+
+SECONDS_NAME = re.compile(r"time\.(\w+)_seconds")
+"""Rows may tell how many seconds since the row before went into something."""
+
+LEAST_OTHER = 0.01
+"""Of all time: opening files and the like."""
+
+MOST_BYTES_HASHED = 256_000_000
+"""Of all checkpoints of a run together; beyond, sizes are compared and `hezar-train verify` does the rest."""
+
+VERIFIED, SIZES_MATCH = "verified", "sizes match"
 
 
 @dataclass(frozen=True)
@@ -89,14 +126,16 @@ class RunRecord:
     """Rows that a resume took back, because their steps were done again."""
     newest_saved_step: int = 0
     """Step of the newest checkpoint."""
+    newest_checkpoint: dict[str, Any] = field(default_factory=dict)
+    """What it says of the trainer, in its sections."""
     best_evaluation: Evaluation | None = None
     last_evaluation: Evaluation | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
-    def checkpoints_dir(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.root / str(self.settings.get("checkpoints_dir") or "checkpoints")
+    def layout(self) -> RunLayout:
+        """Where its files lie."""
+        return RunLayout.with_settings(self.root, self.settings)
 
     @property
     def last_step(self) -> int:
@@ -107,13 +146,14 @@ class RunRecord:
     @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, if its plan says so."""
-        total = self.plan.get("total_steps")
-        return total if isinstance(total, int) and 0 < total < 1 << 60 else None
+        return planned_steps(self.plan, self.newest_checkpoint)
 
     @property
     def steps_in_epoch(self) -> int | None:
-        """Steps of one epoch; None for a stream."""
+        """Steps of one epoch; None for a stream, and for models in sequence, each of which has epochs of its own."""
         found = self.plan.get("steps_in_epoch")
+        if len(models_in_sequence(self.newest_checkpoint)) > 1:
+            return None
         return found if isinstance(found, int) and found > 0 else None
 
     @property
@@ -166,19 +206,14 @@ class RunRecord:
     @property
     def is_under_way(self) -> bool:
         """Tell whether a trainer seems to be at work: the lock has a holder's name, and something was just written."""
-        if self.end or self.is_finished or not _is_held(self.root / "lock"):
+        if self.end or self.is_finished or not _is_held(self.layout.lock):
             return False
         return time.time() - self._last_change() < STALE_SECONDS
 
     def _last_change(self) -> float:
         """Return when the run last wrote something that grows while it trains."""
-        logs = self.root / str(self.settings.get("logs_dir") or "logs")
-        written = (
-            self.root / "lock",
-            self.root / "ledger.jsonl",
-            self.checkpoints_dir,
-            *logs.glob(f"*/{METRICS_FILE}"),
-        )
+        layout = self.layout
+        written = (layout.lock, layout.ledger, layout.checkpoints, *layout.log_files(METRICS_FILE))
         return max((path.stat().st_mtime for path in written if path.exists()), default=0.0)
 
 
@@ -189,14 +224,25 @@ def _is_held(lock: Path) -> bool:
         return False
 
 
-# From the files of a run's folder to a `RunRecord`, read so that nothing in them can make the reading fail.
-#
-# What cannot be read becomes a sentence in `problems`, and its place stays empty.
+def newest_checkpoint_state(layout: RunLayout) -> dict[str, Any]:
+    """Read what the newest checkpoint says of the trainer, in its sections; empty if there is none that can be read."""
+    folders = layout.checkpoint_folders()
+    return read_json(folders[max(folders)] / STATE_FILE) if folders else {}
 
-MARKS_OF_A_RUN = (CONFIG_FILE, "plan.json", f"logs/*/{METRICS_FILE}")
 
-LARGEST, LATEST = 1e300, 1e11  # a value that can be drawn, a moment that has a date
-_EVENTS_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\.")
+def models_in_sequence(checkpoint: Mapping[str, Any]) -> list[str]:
+    """Name the models that learn one after another, by the sections of a checkpoint; none where they learn together."""
+    facts = _mapped(_mapped(checkpoint.get("extra")).get("facts"))
+    return list(_mapped(checkpoint.get("optimizer"))) if facts.get("interact") == "sequential" else []
+
+
+def planned_steps(plan: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> int | None:
+    """Return the steps of a whole run, if its plan says so; a plan counts those of one model of several in sequence."""
+    total, models = plan.get("total_steps"), models_in_sequence(checkpoint)
+    if not isinstance(total, int) or not 0 < total < ENDLESS:
+        return None
+    call_end = _mapped(checkpoint.get("state")).get("call_end")  # a call that does a part of the run says where it ends
+    return call_end if models and isinstance(call_end, int) else total * max(1, len(models))
 
 
 def read_runs(roots: Sequence[str | os.PathLike[str]]) -> list[RunRecord]:
@@ -238,17 +284,18 @@ class _Reader:
     def read(self) -> RunRecord:
         run = self._run
         run.settings = self._settings()
-        run.plan, run.recipe = self._json("plan.json"), self._json("recipe.json")
-        run.best = self._json("best.json")
+        layout = run.layout
+        run.plan, run.recipe = self._json(PLAN_FILE), self._json(RECIPE_FILE)
+        run.best = self._json(BEST_FILE)
         run.starts = starts_in(self._json(STARTS_FILE))
-        logs = self._root / str(run.settings.get("logs_dir") or "logs")
-        run.rows = list(self._rows(logs, METRICS_FILE))
-        run.dropped_rows = list(self._rows(logs, METRICS_FILE + DROPPED_SUFFIX))
-        run.start_times = self._start_times(logs)
-        saved = _numbered(run.checkpoints_dir, "*")
+        run.rows = list(self._rows(layout, METRICS_FILE))
+        run.dropped_rows = list(self._rows(layout, METRICS_FILE + DROPPED_SUFFIX))
+        run.start_times = self._start_times(layout)
+        saved = layout.checkpoint_folders()
         run.newest_saved_step = max(saved, default=0)
+        run.newest_checkpoint = newest_checkpoint_state(layout)
         run.settings_by_start = [*self._earlier_settings(saved), run.settings]
-        self._read_evaluations()
+        self._read_evaluations(layout.evaluation_records())
         return run
 
     def _settings(self) -> dict[str, Any]:
@@ -286,9 +333,9 @@ class _Reader:
             return {}
         return found
 
-    def _rows(self, logs: Path, name: str) -> Iterator[Row]:
+    def _rows(self, layout: RunLayout, name: str) -> Iterator[Row]:
         """Yield the rows of all logs folders, oldest first."""
-        for path in sorted(logs.glob(f"*/{name}")):
+        for path in layout.log_files(name):
             shown = path.relative_to(self._root)
             try:
                 lines = path.read_bytes().splitlines(keepends=True)
@@ -301,18 +348,17 @@ class _Reader:
                 self._run.problems.append(f"{shown}: {len(damaged)} lines are no logged rows (line {told})")
             yield from (row for row in rows if row is not None)
 
-    def _start_times(self, logs: Path) -> list[float]:
+    def _start_times(self, layout: RunLayout) -> list[float]:
         """Return when the run was started, each time: as recorded, else by the names of TensorBoard's files."""
         recorded: list[Any] = [one.get("time") for one in self._run.starts]
         if times := sorted(float(moment) for moment in recorded if is_moment(moment)):
             return times
-        names = [_EVENTS_FILE.match(path.name) for path in logs.glob("*/events.out.tfevents.*")]
-        return sorted({float(match.group(1)) for match in names if match})
+        stamps = [path.name.removeprefix(EVENTS_PREFIX).split(".")[0] for path in layout.log_files(f"{EVENTS_PREFIX}*")]
+        return sorted({float(stamp) for stamp in stamps if stamp.isdecimal()})
 
-    def _read_evaluations(self) -> None:
+    def _read_evaluations(self, paths: dict[int, Path]) -> None:
         """Read the newest record that can be read, and that of the best checkpoint."""
         run = self._run
-        paths = _numbered(self._root / "evaluations", "*.json")
         read: dict[int, Evaluation | None] = {}
         for step in sorted(paths, reverse=True):
             run.last_evaluation = read[step] = self._evaluation(paths[step], step)
@@ -368,11 +414,6 @@ def _row(line: bytes) -> Row | None:
     return Row(step, epoch, seconds, {name: _number(value) for name, value in record.items() if is_number(value)})
 
 
-def _numbered(folder: Path, pattern: str) -> dict[int, Path]:
-    """Return what is named after a step, by step."""
-    return {int(path.stem): path for path in folder.glob(pattern) if path.stem.isdecimal() and path.stem.isascii()}
-
-
 def is_moment(value: Any) -> bool:
     """Tell whether a value can be the moment of something."""
     return is_number(value) and 0 < value < LATEST
@@ -403,20 +444,6 @@ def _records_by_set(value: Any) -> dict[str, list[dict[str, Any]]]:
         str(name): [one for one in _listed(rows) if isinstance(one, dict)] for name, rows in _mapped(value).items()
     }
     return {name: rows for name, rows in found.items() if rows}
-
-
-# When a run was at work: its starts, the pauses between them, and where the time went.
-#
-# A start is known by its record, else by the TensorBoard file that each start opens. It lasts until its recorded end;
-# one that was killed has none, and lasts until the last row that was logged before the next one, kept or taken back:
-# what was lost between that row and a kill is not known.
-
-SECONDS_NAME = re.compile(r"time\.(\w+)_seconds")
-"""Rows may tell how many seconds since the row before went into something."""
-
-
-LEAST_OTHER = 0.01
-"""Of all time: opening files and the like."""
 
 
 @dataclass(frozen=True)
@@ -465,7 +492,12 @@ class TimeSplit:
 
 
 def starts_of(run: RunRecord) -> list[Start]:
-    """Return the starts of a run, oldest first; none if nothing was logged and no end was recorded."""
+    """Return the starts of a run, oldest first; none if nothing was logged and no end was recorded.
+
+    A start is known by its record, else by the TensorBoard file that each start opens. It lasts until its recorded end;
+    one that was killed has none, and lasts until the last row that was logged before the next one, kept or taken back:
+    what was lost between that row and a kill is not known.
+    """
     rows = sorted([*run.rows, *run.dropped_rows], key=lambda row: row.time)
     records = {start.get("time"): start for start in run.starts if is_moment(start.get("time"))}
     last_row = rows[-1].time if rows else 0.0
@@ -512,8 +544,8 @@ def time_split(run: RunRecord, starts: list[Start]) -> TimeSplit:
         return TimeSplit(measured | ({"other": rest} if rest > 0 else {}), is_measured=True)
     if any(_seconds_of(start) for start in starts):
         return _recorded_split(rows, starts)
-    looking = min(total, _seconds_before_evaluations(rows))
-    return TimeSplit({"training": total - looking, "saving and evaluation": looking}, is_measured=False)
+    evaluation = min(total, _seconds_before_evaluations(rows))
+    return TimeSplit({"training": total - evaluation, "saving and evaluation": evaluation}, is_measured=False)
 
 
 def _recorded_split(rows: list[Row], starts: list[Start]) -> TimeSplit:
@@ -550,14 +582,6 @@ def _seconds_before_evaluations(rows: list[Row]) -> float:
     return total
 
 
-# The checkpoints of a run and whether they are whole; hashes are checked as long as that is a matter of a moment.
-
-MOST_BYTES_HASHED = 256_000_000
-"""Of all checkpoints of a run together; beyond, sizes are compared and `hezar-train verify` does the rest."""
-
-VERIFIED, SIZES_MATCH = "verified", "sizes match"
-
-
 @dataclass(frozen=True)
 class SavedCheckpoint:
     """One checkpoint on disk."""
@@ -570,10 +594,9 @@ class SavedCheckpoint:
     is_good: bool
 
 
-def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """Return the checkpoints in a folder, newest first, each with its health."""
-    found = sorted((path for path in folder.glob("[0-9]*") if path.name.isdecimal()), key=lambda path: int(path.name))
-    return list(_examined(found))
+def saved_checkpoints(layout: RunLayout) -> list[SavedCheckpoint]:
+    """Return the checkpoints of a run, newest first, each with its health; hashes are checked while that is quick."""
+    return list(_examined(list(layout.checkpoint_folders().values())))
 
 
 def _examined(paths: list[Path]) -> Iterator[SavedCheckpoint]:

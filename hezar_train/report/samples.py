@@ -1,7 +1,8 @@
-"""What differs between what is right and what was said, marked on both sides.
+"""The section about an evaluation: its metrics, confusion matrix and other tables, the worst samples and examples.
 
-Texts of users run in their own direction, but a code such as a plate's is read in the order of its symbols, as it is
-seen.
+Samples are shown as cards. Pictures are inlined if they are small and really pictures. What differs between the target
+and the prediction is marked on both sides. Texts of users run in their own direction, but a code such as a plate's is
+read in the order of its symbols, as it is seen.
 """
 
 from __future__ import annotations
@@ -29,65 +30,12 @@ __all__ = [
     "worst_cards",
 ]
 
-MOST_CHARACTERS_COMPARED = 400
-MOST_SYMBOLS_OF_A_CODE = 24
-LAM, ALEFS = "ل", ("ا", "أ", "إ", "آ")
-
-
-def compared(target: str | list[str], prediction: str | list[str]) -> tuple[Html, Html]:
-    """Mark what differs, on both sides."""
-    if isinstance(target, list) or isinstance(prediction, list):
-        lists = [[one] if isinstance(one, str) else one for one in (target, prediction)]
-        return _marked_words(*lists), _marked_words(*reversed(lists))
-    if max(len(target), len(prediction)) > MOST_CHARACTERS_COMPARED or min(len(target), len(prediction)) == 1:
-        return of_user(target), of_user(prediction)
-    blocks = difflib.SequenceMatcher(None, target, prediction, autojunk=False).get_opcodes()
-    truth = [(target[first:last], kind == "equal") for kind, first, last, _, _ in blocks]
-    said = [(prediction[first:last], kind == "equal") for kind, _, _, first, last in blocks]
-    has_code = is_code(target)
-    return _marked_text(truth, is_code=has_code), _marked_text(said, is_code=has_code)
-
-
-def is_code(text: str) -> bool:
-    """Tell whether a text is a code, such as a plate's: single letters of a right-to-left script among digits."""
-    if len(text) > MOST_SYMBOLS_OF_A_CODE or not any(map(str.isdecimal, text)):
-        return False
-    is_letter = [unicodedata.bidirectional(symbol) in ("R", "AL") for symbol in text]
-    return any(is_letter) and not any(one and other for one, other in pairwise(is_letter))
-
-
-def in_order(*content: Content) -> Html:
-    """Return a code with its symbols from left to right, whatever their script."""
-    return element("bdo", *content, dir="ltr")
-
-
-def _marked_words(words: Sequence[str], others: Sequence[str]) -> Html:
-    pieces: list[Content] = []
-    for place, word in enumerate(words):
-        is_same = place < len(others) and others[place] == word
-        pieces += [of_user(word, "span" if is_same else "mark"), " "]
-    return element("span", *pieces, dir="auto", class_="words")
-
-
-def _marked_text(pieces: Sequence[tuple[str, bool]], *, is_code: bool = False) -> Html:
-    """Return text with a mark on each piece that is not the same; lam and alef are one letter form, marked as one."""
-    content: list[Content] = []
-    before = ""
-    for text, is_same in pieces:
-        joins = not (is_same or is_code) and text.startswith(ALEFS) and before.endswith(LAM)
-        content.append(before[:-1] if joins else before)
-        before = text if is_same else ""
-        if text and not is_same:
-            content.append(element("mark", LAM + text if joins else text))
-    content.append(before)
-    if not any(content):
-        return element("span", "(nothing)", class_="muted")
-    return in_order(*content) if is_code else element("span", *content, dir="auto")
-
-
-# Samples as cards: the worst of an evaluation, and examples.
-#
-# Pictures are inlined if they are small and really pictures.
+CONFUSION = "confusion_matrix"
+MOST_CLASSES_SHOWN = 30
+MOST_PAIRS = 12
+MOST_ROWS = 200
+READING_TASKS = (TaskType.IMAGE2TEXT, TaskType.SPEECH_RECOGNITION)
+"""Where a text is right or wrong symbol by symbol; of a text that is written, another may be as good."""
 
 MOST_CARDS = 200
 MOST_ITEMS = 400
@@ -99,133 +47,9 @@ FEW_CHARACTERS = 24
 
 PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
-
-def worst_cards(
-    root: Path, samples: Sequence[Mapping[str, Any]], classes: Sequence[str], loss_name: str
-) -> Html | None:
-    """Return the samples with the largest loss, each as a card."""
-    if not samples:
-        return None
-    cards = [_sample(root, sample, classes, loss_name) for sample in samples]
-    shown, more = cards[:NUM_CARDS_OPEN], cards[NUM_CARDS_OPEN:]
-    kind = "cards" if all(map(_is_small, samples)) else "cards wide"
-    parts: list[Content] = [
-        element("h4", "samples with the largest ", of_user(loss_name)),
-        element("ul", *shown, class_=kind),
-    ]
-    if more:
-        folded = element("ul", *more, class_=kind)
-        parts.append(element("details", element("summary", f"{len(more)} more"), folded, class_="more"))
-    return joined(parts)
-
-
-def example_cards(root: Path, examples: Sequence[Mapping[str, Any]], *, is_reading: bool) -> Html | None:
-    """Return records of any names as cards, such as prompts and what the model wrote."""
-    if not examples:
-        return None
-    names = list(dict.fromkeys(name for one in examples for name in one))
-    names.sort(key=lambda name: {"input": 0, "target": 1, "prediction": 2}.get(name, 3))
-    has_pictures = any("image" in one for one in examples)
-    cards = [
-        _example(root, one, [name for name in names if name in one], is_reading=is_reading)
-        for one in examples[:MOST_CARDS]
-    ]
-    return joined([element("h4", "examples"), element("ul", *cards, class_="cards" if has_pictures else "cards texts")])
-
-
-def _is_small(sample: Mapping[str, Any]) -> bool:
-    """Tell whether a sample is shown in little room: by a picture, or by few words."""
-    return "image" in sample or ("input" not in sample and len(str(sample.get("target"))) <= FEW_CHARACTERS)
-
-
-def _sample(root: Path, sample: Mapping[str, Any], classes: Sequence[str], loss_name: str) -> Html:
-    target, prediction = (_named(sample.get(name), classes) for name in ("target", "prediction"))
-    if target in classes and prediction in classes:  # names differ as a whole
-        truth, said = of_user(target), of_user(prediction)
-    else:
-        truth, said = compared(target, prediction)
-    loss = sample.get("loss")
-    amount = of_user(f"{loss_name} {number(loss)}") if isinstance(loss, int | float) else None
-    text = sample.get("input")
-    return element(
-        "li",
-        _picture(root, sample.get("image"), f"sample {sample.get('sample', '')}"),
-        of_user(_cut(str(text)), "p", class_="input") if text is not None else None,
-        element("dl", element("dt", "target"), element("dd", truth), element("dt", "prediction"), element("dd", said)),
-        element("small", f"sample {sample.get('sample', '?')}", amount and " · ", amount),
-        class_="wrong" if target != prediction else None,
-    )
-
-
-def _named(value: Any, classes: Sequence[str]) -> str | list[str]:
-    """Return a target or a prediction as text, or as a list of texts; a class number becomes its name."""
-    if isinstance(value, list):
-        return [str(_named(one, ())) for one in value[:MOST_ITEMS]]
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(classes):
-        return classes[value]
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return number(value)
-    return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def _example(root: Path, example: Mapping[str, Any], names: Sequence[str], *, is_reading: bool) -> Html:
-    """Return a card; what was read wrong is marked as it is among the worst samples."""
-    target, prediction = example.get("target"), example.get("prediction")
-    has_code = isinstance(target, str) and is_code(target)
-    said: dict[str, Html] = {}
-    if is_reading and isinstance(target, str) and isinstance(prediction, str):
-        said["target"], said["prediction"] = compared(_cut(target), _cut(prediction))
-    fields = [
-        joined([element("dt", spoken(name)), element("dd", said.get(name) or _text(example[name], is_code=has_code))])
-        for name in names
-        if name != "image"
-    ]
-    return element(
-        "li",
-        _picture(root, example.get("image"), "the example"),
-        element("dl", *fields),
-        class_="wrong" if said and target != prediction else None,
-    )
-
-
-def _text(value: Any, *, is_code: bool) -> Html:
-    text = _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return in_order(text) if is_code else of_user(text)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + " …"
-
-
-def _picture(root: Path, name: Any, words: str) -> Html | None:
-    """Inline a picture inside the run's folder; anything else is left out."""
-    if not isinstance(name, str):
-        return None
-    try:
-        path = (root / name).resolve()
-        if not path.is_relative_to(root.resolve()) or path.stat().st_size > MOST_PICTURE_BYTES:
-            return None
-        content = path.read_bytes()
-    except (OSError, ValueError):
-        return None
-    kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
-    if kind is None:
-        return None
-    has_few_pixels = kind == "image/png" and int.from_bytes(content[16:20]) < FEW_PIXELS
-    source = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    return element("img", src=source, alt=words, class_="coarse" if has_few_pixels else None)
-
-
-# What an evaluation found: its metrics, confusion matrix and other tables, the worst samples, examples.
-
-CONFUSION = "confusion_matrix"
-MOST_CLASSES_SHOWN = 30
-MOST_PAIRS = 12
-MOST_ROWS = 200
-READING_TASKS = (TaskType.IMAGE2TEXT, TaskType.SPEECH_RECOGNITION)
-"""Where a text is right or wrong symbol by symbol; of a text that is written, another may be as good."""
+MOST_CHARACTERS_COMPARED = 400
+MOST_SYMBOLS_OF_A_CODE = 24
+LAM, ALEFS = "ل", ("ا", "أ", "إ", "آ")
 
 
 def results_section(run: RunRecord) -> Html:
@@ -376,3 +200,172 @@ def _most_confused(found: Table) -> Html | None:
 
 def _class_names(tables: Sequence[Table]) -> list[str]:
     return next((one.rows for one in tables if one.name == CONFUSION), [])
+
+
+def worst_cards(
+    root: Path, samples: Sequence[Mapping[str, Any]], classes: Sequence[str], loss_name: str
+) -> Html | None:
+    """Return the samples with the largest loss, each as a card."""
+    if not samples:
+        return None
+    cards = [_sample(root, sample, classes, loss_name) for sample in samples]
+    shown, more = cards[:NUM_CARDS_OPEN], cards[NUM_CARDS_OPEN:]
+    kind = "cards" if all(map(_is_small, samples)) else "cards wide"
+    parts: list[Content] = [
+        element("h4", "samples with the largest ", of_user(loss_name)),
+        element("ul", *shown, class_=kind),
+    ]
+    if more:
+        folded = element("ul", *more, class_=kind)
+        parts.append(element("details", element("summary", f"{len(more)} more"), folded, class_="more"))
+    return joined(parts)
+
+
+def example_cards(root: Path, examples: Sequence[Mapping[str, Any]], *, is_reading: bool) -> Html | None:
+    """Return records of any names as cards, such as prompts and what the model wrote."""
+    if not examples:
+        return None
+    names = list(dict.fromkeys(name for one in examples for name in one))
+    names.sort(key=lambda name: {"input": 0, "target": 1, "prediction": 2}.get(name, 3))
+    has_pictures = any("image" in one for one in examples)
+    cards = [
+        _example(root, one, [name for name in names if name in one], is_reading=is_reading)
+        for one in examples[:MOST_CARDS]
+    ]
+    return joined([element("h4", "examples"), element("ul", *cards, class_="cards" if has_pictures else "cards texts")])
+
+
+def _is_small(sample: Mapping[str, Any]) -> bool:
+    """Tell whether a sample is shown in little room: by a picture, or by few words."""
+    return "image" in sample or ("input" not in sample and len(str(sample.get("target"))) <= FEW_CHARACTERS)
+
+
+def _sample(root: Path, sample: Mapping[str, Any], classes: Sequence[str], loss_name: str) -> Html:
+    target, prediction = (_named(sample.get(name), classes) for name in ("target", "prediction"))
+    if target in classes and prediction in classes:  # names differ as a whole
+        truth, said = of_user(target), of_user(prediction)
+    else:
+        truth, said = compared(target, prediction)
+    loss = sample.get("loss")
+    amount = of_user(f"{loss_name} {number(loss)}") if isinstance(loss, int | float) else None
+    text = sample.get("input")
+    return element(
+        "li",
+        _picture(root, sample.get("image"), f"sample {sample.get('sample', '')}"),
+        of_user(_cut(str(text)), "p", class_="input") if text is not None else None,
+        element("dl", element("dt", "target"), element("dd", truth), element("dt", "prediction"), element("dd", said)),
+        element("small", f"sample {sample.get('sample', '?')}", amount and " · ", amount),
+        class_="wrong" if target != prediction else None,
+    )
+
+
+def _named(value: Any, classes: Sequence[str]) -> str | list[str]:
+    """Return a target or a prediction as text, or as a list of texts; a class number becomes its name."""
+    if isinstance(value, list):
+        return [str(_named(one, ())) for one in value[:MOST_ITEMS]]
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(classes):
+        return classes[value]
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return number(value)
+    return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _example(root: Path, example: Mapping[str, Any], names: Sequence[str], *, is_reading: bool) -> Html:
+    """Return a card; what was read wrong is marked as it is among the worst samples."""
+    target, prediction = example.get("target"), example.get("prediction")
+    has_code = isinstance(target, str) and is_code(target)
+    said: dict[str, Html] = {}
+    if is_reading and isinstance(target, str) and isinstance(prediction, str):
+        said["target"], said["prediction"] = compared(_cut(target), _cut(prediction))
+    fields = [
+        joined([element("dt", spoken(name)), element("dd", said.get(name) or _text(example[name], is_code=has_code))])
+        for name in names
+        if name != "image"
+    ]
+    return element(
+        "li",
+        _picture(root, example.get("image"), "the example"),
+        element("dl", *fields),
+        class_="wrong" if said and target != prediction else None,
+    )
+
+
+def _text(value: Any, *, is_code: bool) -> Html:
+    text = _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return in_order(text) if is_code else of_user(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + " …"
+
+
+def _picture(root: Path, name: Any, words: str) -> Html | None:
+    """Inline a picture inside the run's folder; anything else is left out."""
+    if not isinstance(name, str):
+        return None
+    try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root.resolve()) or path.stat().st_size > MOST_PICTURE_BYTES:
+            return None
+        content = path.read_bytes()
+    except (OSError, ValueError):
+        return None
+    kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
+    if kind is None:
+        return None
+    has_few_pixels = kind == "image/png" and int.from_bytes(content[16:20]) < FEW_PIXELS
+    source = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return element("img", src=source, alt=words, class_="coarse" if has_few_pixels else None)
+
+
+def compared(target: str | list[str], prediction: str | list[str]) -> tuple[Html, Html]:
+    """Mark what differs, on both sides."""
+    if isinstance(target, list) or isinstance(prediction, list):
+        lists = [[one] if isinstance(one, str) else one for one in (target, prediction)]
+        return _marked_words(*lists), _marked_words(*reversed(lists))
+    if max(len(target), len(prediction)) > MOST_CHARACTERS_COMPARED or min(len(target), len(prediction)) == 1:
+        return of_user(target), of_user(prediction)
+    blocks = difflib.SequenceMatcher(None, target, prediction, autojunk=False).get_opcodes()
+    truth = [(target[first:last], kind == "equal") for kind, first, last, _, _ in blocks]
+    said = [(prediction[first:last], kind == "equal") for kind, _, _, first, last in blocks]
+    has_code = is_code(target)
+    return _marked_text(truth, is_code=has_code), _marked_text(said, is_code=has_code)
+
+
+def is_code(text: str) -> bool:
+    """Tell whether a text is a code, such as a plate's: single letters of a right-to-left script among digits."""
+    if len(text) > MOST_SYMBOLS_OF_A_CODE or not any(map(str.isdecimal, text)):
+        return False
+    is_letter = [unicodedata.bidirectional(symbol) in ("R", "AL") for symbol in text]
+    return any(is_letter) and not any(one and other for one, other in pairwise(is_letter))
+
+
+def in_order(*content: Content) -> Html:
+    """Return a code with its symbols from left to right, whatever their script."""
+    return element("bdo", *content, dir="ltr")
+
+
+def _marked_words(words: Sequence[str], others: Sequence[str]) -> Html:
+    pieces: list[Content] = []
+    for place, word in enumerate(words):
+        is_same = place < len(others) and others[place] == word
+        pieces += [of_user(word, "span" if is_same else "mark"), " "]
+    return element("span", *pieces, dir="auto", class_="words")
+
+
+def _marked_text(pieces: Sequence[tuple[str, bool]], *, is_code: bool = False) -> Html:
+    """Return text with a mark on each piece that is not the same; lam and alef are one letter form, marked as one."""
+    content: list[Content] = []
+    before = ""
+    for text, is_same in pieces:
+        joins = not (is_same or is_code) and text.startswith(ALEFS) and before.endswith(LAM)
+        content.append(before[:-1] if joins else before)
+        before = text if is_same else ""
+        if text and not is_same:
+            content.append(element("mark", LAM + text if joins else text))
+    content.append(before)
+    if not any(content):
+        return element("span", "(nothing)", class_="muted")
+    return in_order(*content) if is_code else element("span", *content, dir="auto")

@@ -1,4 +1,8 @@
-"""What was asked for: the config as far as it differs from the defaults, and from one run to the next."""
+"""The sections that are text and tables: first facts, comparison, time, checkpoints, config, environment.
+
+A config is shown as far as it differs from the defaults, and from one run or start to the next. The environment is what
+each start was made of, in groups, and what changed between starts.
+"""
 
 from __future__ import annotations
 
@@ -43,59 +47,12 @@ __all__ = [
     "time_section",
 ]
 
+BEST_BADGE = element("span", "best", class_="badge good")
+LEAST_SHARE = 0.004
+"""Of a bar: what is less could not be seen."""
+
 PRIVATE = frozenset({"output_dir"})
 """A field that every run has of its own."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One field of the config, as it was and as it would have been."""
-
-    name: str
-    value: Any
-    default: Any
-    is_default: bool
-
-
-def settings_of(given: Mapping[str, Any]) -> list[Setting]:
-    """Return all fields, those of a newer or older version at the end; None where a file leaves a field out."""
-    defaults = _defaults()
-    known = [_setting(name, given.get(name), default) for name, default in defaults.items()]
-    strange = [Setting(name, value, None, False) for name, value in given.items() if name not in defaults]
-    return known + strange
-
-
-def differing_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the fields in which runs differ, with the value of each run."""
-    names = dict.fromkeys(name for run in runs for name in run if name not in PRIVATE)
-    values = {name: [run.get(name) for run in runs] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
-
-
-def shown(value: Any) -> str:
-    """Return a value as a config file would have it."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
-
-
-def _setting(name: str, value: Any, default: Any) -> Setting:
-    return Setting(name, value, default, is_default=value == default and name not in PRIVATE)
-
-
-def _defaults() -> dict[str, Any]:
-    found = {}
-    for field in dataclasses.fields(TrainerConfig):
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        found[field.name] = None if default is dataclasses.MISSING else to_plain(default)
-    return found
-
-
-# What each start of a run was made of, in groups, and what changed from one start to the next.
 
 TOLD_ELSEWHERE = frozenset({"time", "step", "seconds", "end"})
 """When and how a start ran."""
@@ -107,83 +64,6 @@ LABELS = {"python": "Python", "cpu": "CPU", "num_parameters": "parameters"}
 
 Groups = dict[str, dict[str, str]]
 """Facts by group and label; those of no group are under the empty name."""
-
-
-def environment_section(run: RunRecord) -> Html:
-    """Return what the last start was made of, and what changed since the first."""
-    if not run.starts:
-        return element("p", "This run did not record its environment.", class_="empty")
-    groups = [_groups(start) for start in run.starts]
-    parts: list[Content] = [pairs(groups[-1])]
-    if changed := [*_changes(groups), *_changed_settings(run.settings_by_start)]:
-        parts += [element("h3", "Changed between starts"), element("ul", *(of_user(one, "li") for one in changed))]
-    return joined(parts)
-
-
-def _groups(start: Mapping[str, Any]) -> Groups:
-    found: Groups = {"": {}}
-    for name, value in start.items():
-        if name in TOLD_ELSEWHERE:
-            continue
-        if isinstance(value, dict):
-            found[name] = dict(_facts_of_group(value))
-        else:
-            found[""][name] = shown(value)
-    return found
-
-
-def _facts_of_group(group: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
-    """Yield labels and values; what is known of one thing, such as a data set, stands in one line."""
-    for name, value in group.items():
-        label = " · ".join(filter(None, [within, LABELS.get(name, name)]))
-        if not isinstance(value, dict):
-            yield label, count(value) if type(value) is int else shown(value)
-        elif any(isinstance(one, dict) for one in value.values()):
-            yield from _facts_of_group(value, label)
-        elif value:
-            yield label, ", ".join(_in_words(key, one) for key, one in value.items())
-
-
-def _in_words(name: str, value: Any) -> str:
-    if name == "kind":
-        return shown(value)
-    if name == "size" and isinstance(value, int):
-        return f"{count(value)} samples"
-    return f"{name.replace('_', ' ')} {shown(value)}"
-
-
-def _changes(groups: list[Groups]) -> Iterator[str]:
-    flat = [_flat(one) for one in groups]
-    for place in range(1, len(flat)):
-        before, after = flat[place - 1], flat[place]
-        for name in dict.fromkeys([*before, *after]):
-            if before.get(name) != after.get(name):
-                yield f"{name}: {shown(before.get(name))} → {shown(after.get(name))} at start {place + 1}"
-
-
-def _flat(groups: Groups) -> dict[str, str]:
-    return {
-        " · ".join(filter(None, [group, label])): value
-        for group, facts in groups.items()
-        for label, value in facts.items()
-    }
-
-
-def _changed_settings(by_start: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield what changed in the config, as far as it is known of the starts."""
-    known = [place for place, settings in enumerate(by_start) if settings]
-    for earlier, later in pairwise(known):
-        when = f"at start {later + 1}" if later == earlier + 1 else f"by start {later + 1}"
-        for name, (before, after) in differing_settings([by_start[earlier], by_start[later]]).items():
-            if name not in ABOUT_THE_START:
-                yield f"{name}: {shown(before)} → {shown(after)} {when}"
-
-
-# The parts of the page that are text and tables: what came out, when, what is saved, what was asked for, on what.
-
-BEST_BADGE = element("span", "best", class_="badge good")
-LEAST_SHARE = 0.004
-"""Of a bar: what is less could not be seen."""
 
 
 def status_badge(run: RunRecord) -> Html:
@@ -427,3 +307,121 @@ def _recipe_facts(run: RunRecord) -> dict[str, Any]:
 
 def _pairs(values: Mapping[str, Any]) -> Html:
     return pairs({"": {name: shown(value) for name, value in values.items()}})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of the config, as it was and as it would have been."""
+
+    name: str
+    value: Any
+    default: Any
+    is_default: bool
+
+
+def settings_of(given: Mapping[str, Any]) -> list[Setting]:
+    """Return all fields, those of a newer or older version at the end; None where a file leaves a field out."""
+    defaults = _defaults()
+    known = [_setting(name, given.get(name), default) for name, default in defaults.items()]
+    strange = [Setting(name, value, None, False) for name, value in given.items() if name not in defaults]
+    return known + strange
+
+
+def differing_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the fields in which runs differ, with the value of each run."""
+    names = dict.fromkeys(name for run in runs for name in run if name not in PRIVATE)
+    values = {name: [run.get(name) for run in runs] for name in names}
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+
+
+def shown(value: Any) -> str:
+    """Return a value as a config file would have it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _setting(name: str, value: Any, default: Any) -> Setting:
+    return Setting(name, value, default, is_default=value == default and name not in PRIVATE)
+
+
+def _defaults() -> dict[str, Any]:
+    found = {}
+    for field in dataclasses.fields(TrainerConfig):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found[field.name] = None if default is dataclasses.MISSING else to_plain(default)
+    return found
+
+
+def environment_section(run: RunRecord) -> Html:
+    """Return what the last start was made of, and what changed since the first."""
+    if not run.starts:
+        return element("p", "This run did not record its environment.", class_="empty")
+    groups = [_groups(start) for start in run.starts]
+    parts: list[Content] = [pairs(groups[-1])]
+    if changed := [*_changes(groups), *_changed_settings(run.settings_by_start)]:
+        parts += [element("h3", "Changed between starts"), element("ul", *(of_user(one, "li") for one in changed))]
+    return joined(parts)
+
+
+def _groups(start: Mapping[str, Any]) -> Groups:
+    found: Groups = {"": {}}
+    for name, value in start.items():
+        if name in TOLD_ELSEWHERE:
+            continue
+        if isinstance(value, dict):
+            found[name] = dict(_facts_of_group(value))
+        else:
+            found[""][name] = shown(value)
+    return found
+
+
+def _facts_of_group(group: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    """Yield labels and values; what is known of one thing, such as a data set, stands in one line."""
+    for name, value in group.items():
+        label = " · ".join(filter(None, [within, LABELS.get(name, name)]))
+        if not isinstance(value, dict):
+            yield label, count(value) if type(value) is int else shown(value)
+        elif any(isinstance(one, dict) for one in value.values()):
+            yield from _facts_of_group(value, label)
+        elif value:
+            yield label, ", ".join(_in_words(key, one) for key, one in value.items())
+
+
+def _in_words(name: str, value: Any) -> str:
+    if name == "kind":
+        return shown(value)
+    if name == "size" and isinstance(value, int):
+        return f"{count(value)} samples"
+    return f"{name.replace('_', ' ')} {shown(value)}"
+
+
+def _changes(groups: list[Groups]) -> Iterator[str]:
+    flat = [_flat(one) for one in groups]
+    for place in range(1, len(flat)):
+        before, after = flat[place - 1], flat[place]
+        for name in dict.fromkeys([*before, *after]):
+            if before.get(name) != after.get(name):
+                yield f"{name}: {shown(before.get(name))} → {shown(after.get(name))} at start {place + 1}"
+
+
+def _flat(groups: Groups) -> dict[str, str]:
+    return {
+        " · ".join(filter(None, [group, label])): value
+        for group, facts in groups.items()
+        for label, value in facts.items()
+    }
+
+
+def _changed_settings(by_start: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what changed in the config, as far as it is known of the starts."""
+    known = [place for place, settings in enumerate(by_start) if settings]
+    for earlier, later in pairwise(known):
+        when = f"at start {later + 1}" if later == earlier + 1 else f"by start {later + 1}"
+        for name, (before, after) in differing_settings([by_start[earlier], by_start[later]]).items():
+            if name not in ABOUT_THE_START:
+                yield f"{name}: {shown(before)} → {shown(after)} {when}"

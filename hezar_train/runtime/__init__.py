@@ -1,4 +1,13 @@
-"""Processes, device and precision of a run: the one place that builds an Accelerator."""
+"""Processes, device and precision of a run: the one place that builds an Accelerator, and how several processes train.
+
+The modules:
+
+    accelerator     the Accelerator, checked against the config; the model and its batches on the device
+    processes       what the processes of a run tell one another
+    data_parallel   each process has a copy of the model
+    sharding        each process has a share of it (FSDP2)
+    console         what the package says on a terminal
+"""
 
 from hezar_train.runtime.accelerator import (
     build_runtime,
@@ -9,17 +18,19 @@ from hezar_train.runtime.accelerator import (
     use_threads,
 )
 from hezar_train.runtime.console import logger
-from hezar_train.runtime.data_parallel import Replicas, SyncedBatchNorm
+from hezar_train.runtime.data_parallel import DataParallel, SyncedBatchNorm
 from hezar_train.runtime.processes import Processes, Runtime
-from hezar_train.runtime.sharding import copies_of
+from hezar_train.runtime.sharding import data_parallel_of
 
 __all__ = [
+    "DataParallel",
     "Processes",
     "Replicas",
     "Runtime",
     "SyncedBatchNorm",
     "build_runtime",
     "copies_of",
+    "data_parallel_of",
     "enable_gradient_checkpointing",
     "logger",
     "prepare_model",
@@ -27,3 +38,6 @@ __all__ = [
     "to_device",
     "use_threads",
 ]
+
+Replicas = DataParallel
+copies_of = data_parallel_of

@@ -1,4 +1,17 @@
-"""What is set for all of this process, whatever it trains: threads, kernels, memory, and how it takes its leave."""
+"""The one place that builds an Accelerator, checks it against the config, and brings a model into the run.
+
+`build_runtime` builds or takes the Accelerator. What Accelerate made is compared with what was asked for, because it
+drops requests silently: fp16 on a CPU runs as fp32, a launcher's processes may come up as separate worlds. Whatever is
+not as asked stops the run with a sentence. `prepare_model` brings a model to the device, spread over the processes and
+compiled, as the config says; `to_device` does so for a batch.
+
+Of Accelerate's plug-ins FSDP2 (`accelerate launch --use_fsdp --fsdp_version 2`) is honoured: it decides how the model
+is cut, and from there on it trains and is saved like one that `sharding="full"` cut. DeepSpeed and Megatron-LM step by
+themselves and keep the state of a run in pickles of their own; FSDP1 has no state that can be taken apart without one.
+
+Some settings hold for all of this process, whatever it trains: threads, kernels, memory, and what happens at its exit.
+Data order, windows, schedules and checkpoints are not Accelerate's business: see `data`, `optim` and `checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +36,316 @@ from torch.optim import SGD, Adam, Optimizer
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError
 from hezar_train.runtime.console import logger, make_visible
-from hezar_train.runtime.data_parallel import synchronised
+from hezar_train.runtime.data_parallel import convert_sync_batchnorm
 from hezar_train.runtime.processes import Runtime
-from hezar_train.runtime.sharding import COMPUTE_TYPES, shard_model, take_over_from_main
+from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
 
 __all__ = [
     "OWN_TRACKERS",
-    "ask_for_deterministic_kernels",
-    "broken_promises",
     "build_runtime",
+    "destroy_group_at_exit",
     "enable_gradient_checkpointing",
-    "is_here",
-    "is_same",
+    "is_present",
+    "is_same_device",
     "keep_freed_memory",
-    "leave_group_at_exit",
     "plugin_problems",
     "prepare_model",
     "prepare_with_plugin",
+    "processes_asked_for",
     "to_device",
+    "unmet_requests",
+    "use_deterministic_kernels",
     "use_threads",
-    "wanted_of_accelerate",
 ]
 
-# numbers of glibc's mallopt(), and what to set each to
+OWN_TRACKERS = frozenset({"tensorboard"})  # written by our own event writers
+ENGINE_VARIABLES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
+REFUSED_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
+DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
+
+# The numbers of glibc's mallopt(), and what to set each to.
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20)}
+
+
+def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None) -> Runtime:
+    """Build (or take) the Accelerator and check it against the config."""
+    make_visible(logger)
+    if config.deterministic:
+        use_deterministic_kernels()
+    use_threads(config.num_threads)
+    asked = None if config.device is None else torch.device(config.device)
+    own = accelerator is None
+    if accelerator is None:
+        _refuse_impossible(config, asked)
+        accelerator = _new_accelerator(config, asked)
+    runtime = Runtime(
+        accelerator,
+        accelerator.device,
+        accelerator.num_processes,
+        accelerator.process_index,
+        str(accelerator.mixed_precision),
+    )
+    if problems := unmet_requests(config, asked, runtime, own=own):
+        raise ConfigError(problems)
+    if runtime.device.type == "cpu":
+        keep_freed_memory()
+    if runtime.num_processes > 1:
+        destroy_group_at_exit()
+    return runtime
+
+
+def _refuse_impossible(config: TrainerConfig, asked: torch.device | None) -> None:
+    if config.precision == "fp16" and _is_on_cpu(config, asked):
+        raise ConfigError(
+            "mixed_precision='fp16' needs an accelerator, and this run is on the CPU. "
+            "Use mixed_precision='bf16' (works on the CPU) or None."
+        )
+    if asked is not None and asked.type not in {"cpu", "meta"} and not is_present(asked):
+        raise ConfigError(f"device={str(asked)!r} is not on this machine. Use device=None to take what is there.")
+    if asked is not None and asked.type == "meta":
+        raise ConfigError("device='meta' holds no values, so nothing can be trained on it. Use device=None or 'cpu'.")
+
+
+def _is_on_cpu(config: TrainerConfig, asked: torch.device | None) -> bool:
+    return config.use_cpu or (asked is not None and asked.type == "cpu") or not torch.accelerator.is_available()
+
+
+def _new_accelerator(config: TrainerConfig, asked: torch.device | None) -> Accelerator:
+    cpu = _is_on_cpu(config, asked)
+    _reset_other_settings(config, cpu, asked)
+    others = [name for name in config.trackers or [] if name not in OWN_TRACKERS]
+    try:
+        # Accumulation stays 1: the window is ours; split_batches and friends concern loaders we do not prepare.
+        with _requested_device(asked):
+            return Accelerator(
+                cpu=cpu,
+                mixed_precision=config.precision,
+                log_with=others or None,
+                project_dir=config.output_dir if others else None,
+                step_scheduler_with_optimizer=False,
+            )
+    except (ImportError, ValueError) as error:
+        AcceleratorState._reset_state(reset_partial_state=True)  # half made: the next Accelerator would stumble over it
+        world = os.environ.get("WORLD_SIZE", "1")
+        message = f"Accelerate refused mixed_precision={config.precision!r}, trackers={others!r}, WORLD_SIZE={world!r}"
+        raise ConfigError(f"{message}: {error}") from error
+
+
+def _reset_other_settings(config: TrainerConfig, cpu: bool, asked: torch.device | None) -> None:
+    """Let one process train twice with other settings: Accelerate keeps the first ones in a global."""
+    if not AcceleratorState._shared_state or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return
+    state = AcceleratorState()
+    is_elsewhere = (state.device.type == "cpu") != cpu or (
+        asked is not None and not is_same_device(asked, state.device)
+    )
+    if is_elsewhere or state.mixed_precision != config.precision:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@contextlib.contextmanager
+def _requested_device(asked: torch.device | None) -> Iterator[None]:
+    """Tell Accelerate which of several devices to take: it reads that from the environment only."""
+    if asked is None or asked.index is None:
+        yield
+        return
+    before = os.environ.get(DEVICE_VARIABLE)
+    os.environ[DEVICE_VARIABLE] = str(asked)
+    try:
+        yield
+    finally:  # neither the next trainer nor a child process has this wish
+        del os.environ[DEVICE_VARIABLE]
+        if before is not None:
+            os.environ[DEVICE_VARIABLE] = before
+
+
+def unmet_requests(config: TrainerConfig, asked: torch.device | None, runtime: Runtime, *, own: bool) -> list[str]:
+    """List every way in which Accelerate did not do what the config or the launcher asked for.
+
+    `asked` is the config's device; `own` says whether the Accelerator was built here, and not passed in.
+    """
+    return [
+        *plugin_problems(runtime.accelerator),
+        *_process_problems(config, runtime, own=own),
+        *_window_and_precision_problems(config, runtime, own=own),
+        *_device_problems(config, asked, runtime.device),
+        *(_tracker_problems(config, runtime) if own else ()),
+    ]
+
+
+def _process_problems(config: TrainerConfig, runtime: Runtime, *, own: bool) -> Iterator[str]:
+    if runtime.num_processes > 1:
+        return
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1:
+        yield (
+            f"the launcher started {launched} processes (WORLD_SIZE) but Accelerate sees one: each would train alone "
+            "and write the same folder. On a CPU, set ACCELERATE_USE_CPU=true."
+        )
+    elif own and (wanted := processes_asked_for()) > 1:
+        yield (
+            f"accelerate launch was asked for {wanted} processes and has started one, as it does with --cpu. Use "
+            f"torchrun --nproc-per-node {wanted}, or hezar-train train --num-processes {wanted}."
+        )
+    if config.distributed:
+        yield "distributed=True, but there is one process. Start the script with a launcher, or drop the field."
+
+
+def processes_asked_for() -> int:
+    """Return the processes that `accelerate launch` was asked for, if it started this one; else 1.
+
+    With `--cpu` it starts one process whatever was asked for, and says nothing.
+    """
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("-", "_").split("\0")
+    except OSError:  # a system without /proc
+        return 1
+    if "launch" not in words or not any(word.endswith("accelerate") for word in words):
+        return 1
+    asked = [after for word, after in itertools.pairwise(words) if word == "__num_processes"]
+    asked += [word.partition("=")[2] for word in words if word.startswith("__num_processes=")]
+    return int(asked[-1]) if asked and asked[-1].isdigit() else 1
+
+
+def _window_and_precision_problems(config: TrainerConfig, runtime: Runtime, *, own: bool) -> Iterator[str]:
+    """Tell of another precision, and of a window that is not the trainer's."""
+    if runtime.precision != config.precision and (own or config.mixed_precision is not None):
+        yield (
+            f"mixed_precision={config.precision!r} in the config, but the accelerator runs {runtime.precision!r}. "
+            "Give both the same value."
+        )
+    accumulation = runtime.accelerator.gradient_accumulation_steps
+    if accumulation not in {1, config.gradient_accumulation_steps}:
+        yield (
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps} in the config, but the accelerator has "
+            f"{accumulation}. The window is the trainer's: leave it out of the accelerator."
+        )
+
+
+def _device_problems(config: TrainerConfig, asked: torch.device | None, got: torch.device) -> Iterator[str]:
+    if asked is not None and not is_same_device(asked, got):
+        yield f"device={str(asked)!r} was asked for, but the accelerator uses {str(got)!r}."
+    if config.use_cpu and got.type != "cpu":
+        yield f"use_cpu=True, but the accelerator passed in uses {str(got)!r}."
+
+
+def _tracker_problems(config: TrainerConfig, runtime: Runtime) -> Iterator[str]:
+    ready = {str(name) for name in runtime.accelerator.log_with}
+    for name in config.trackers or []:
+        if name not in OWN_TRACKERS | ready:
+            yield f"trackers has {name!r}, but its package is not installed. Install it, or take it out of trackers."
+
+
+def plugin_problems(accelerator: Accelerator) -> list[str]:
+    """List what is wrong with the engine that an Accelerator was to use, or does use."""
+    kind, precision = str(accelerator.distributed_type.value), str(accelerator.mixed_precision)
+    problems = [
+        f"{variable} asks Accelerate for {engine}, but it made {kind}: where it finds no accelerator, it drops the "
+        "plug-in silently. Use sharding='full' in the config, which works on any device."
+        for variable, engine in ENGINE_VARIABLES.items()
+        if os.environ.get(variable, "false").lower() == "true" and kind != engine
+    ]
+    if kind == "FSDP" and not accelerator.is_fsdp2:
+        problems.append(
+            "the Accelerator has an FSDP1 plug-in, whose state cannot be saved without pickles. Give it "
+            "fsdp_version=2, or use sharding='full' in the config."
+        )
+    if kind == "FSDP" and precision not in COMPUTE_TYPES:
+        problems.append(f"mixed_precision={precision!r} cannot be used with FSDP. Use 'bf16' or None.")
+    if kind in REFUSED_ENGINES:
+        problems.append(
+            f"the Accelerator uses {kind}, which steps by itself and keeps the state of a run in pickles of its own, "
+            "so that no run could be resumed exactly. Use sharding='full' in the config: it shares out the same state."
+        )
+    return problems
+
+
+def prepare_model(model: nn.Module, config: TrainerConfig, runtime: Runtime) -> nn.Module:
+    """Bring a model to the device, ready for the run: with gradient checkpointing, compiled, as the config says."""
+    if config.sync_batchnorm and runtime.num_processes > 1:
+        model = convert_sync_batchnorm(model)
+    is_spread = runtime.has_fsdp_plugin or (config.sharding == "full" and runtime.num_processes > 1)
+    if is_spread:
+        _refuse_with_sharding(config)
+    else:  # what is spread comes to the device share by share
+        model = model.to(runtime.device)
+    if config.gradient_checkpointing:
+        enable_gradient_checkpointing(model, type(model).__name__)
+    if is_spread and not runtime.has_fsdp_plugin:
+        shard_model(model, runtime.num_processes, runtime.precision, runtime.device)
+    if config.compile:
+        model.compile()  # in place: the names of its parameters stay
+    return model
+
+
+def _refuse_with_sharding(config: TrainerConfig) -> None:
+    reasons = {
+        "finetune_reinit": "new weights are drawn for whole parameters",
+        "offload_after_routine": "no process has the model to move it",
+    }
+    problems = [
+        f"{name}=True cannot be used with a sharded model: {why}. Leave one of the two out."
+        for name, why in reasons.items()
+        if getattr(config, name)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def enable_gradient_checkpointing(model: nn.Module, called: str) -> None:
+    """Switch gradient checkpointing on in a model that can do it; an error calls the model as given."""
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
+        raise ConfigError(
+            f"gradient_checkpointing=True, but {called} has no gradient_checkpointing_enable() to switch it on. Give "
+            "the model one, or leave the field out."
+        )
+    enable()
+
+
+def prepare_with_plugin(
+    model: nn.Module, optimizer: Optimizer, accelerator: Accelerator
+) -> tuple[nn.Module, Optimizer]:
+    """Let an Accelerator that has an FSDP2 plug-in spread model and optimizer; without one, leave them as they are."""
+    if not accelerator.is_fsdp2:
+        return model, optimizer
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        broadcast_from_main(model, accelerator.device)
+    ours = {id(parameter) for parameter in model.parameters()}
+    is_ours = all(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
+    for group in optimizer.param_groups if not isinstance(optimizer, Adam) else ():
+        group["fused"] = None  # torch has no such kernel for parameters that are shared out among processes
+    # Accelerate asks for an optimizer, also where nothing will be stepped and the trainer's holds nothing.
+    model, wrapped = accelerator.prepare(model, optimizer if is_ours else SGD(model.parameters()))
+    return model, wrapped.optimizer if is_ours else optimizer
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor of a batch (nested in mappings, lists, tuples) to `device`."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, PackedSequence):  # a named tuple with a part that must stay on the CPU
+        return batch.to(device, non_blocking=True)  # type: ignore[arg-type]
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def is_present(device: torch.device) -> bool:
+    """Tell whether this machine has a device."""
+    found = torch.accelerator.current_accelerator()
+    if found is None or found.type != device.type:
+        return False
+    return device.index is None or device.index < torch.accelerator.device_count()
+
+
+def is_same_device(asked: torch.device, got: torch.device) -> bool:
+    """Tell whether a device is the one that was asked for; where one has no number, its kind decides."""
+    return asked.type == got.type and (asked.index is None or got.index in {asked.index, None})
 
 
 def use_threads(count: int | None) -> None:
@@ -55,7 +354,7 @@ def use_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def ask_for_deterministic_kernels() -> None:
+def use_deterministic_kernels() -> None:
     """Let torch compute the same bits each time, or raise where it cannot."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -76,319 +375,6 @@ def keep_freed_memory() -> None:
 
 
 @functools.cache
-def leave_group_at_exit() -> None:
-    """Take leave of the other processes when this one ends: torch warns of those who do not."""
+def destroy_group_at_exit() -> None:
+    """Destroy the process group when this process ends: torch warns where nobody does."""
     atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
-
-
-# Devices: which are here, which is meant, and a batch on its way to one.
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor of a batch (nested in mappings, lists, tuples) to `device`."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, PackedSequence):  # a named tuple with a part that must stay on the CPU
-        return batch.to(device, non_blocking=True)  # type: ignore[arg-type]
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
-
-
-def is_here(device: torch.device) -> bool:
-    """Tell whether this machine has a device."""
-    found = torch.accelerator.current_accelerator()
-    if found is None or found.type != device.type:
-        return False
-    return device.index is None or device.index < torch.accelerator.device_count()
-
-
-def is_same(asked: torch.device, got: torch.device) -> bool:
-    """Tell whether a device is the one that was asked for; where one has no number, its kind decides."""
-    return asked.type == got.type and (asked.index is None or got.index in {asked.index, None})
-
-
-# What a launcher was asked for, where it tells nobody.
-
-
-def wanted_of_accelerate() -> int:
-    """Return the processes that `accelerate launch` was asked for, if it started this one; else 1.
-
-    With `--cpu` it starts one process whatever was asked for, and says nothing.
-    """
-    try:
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("-", "_").split("\0")
-    except OSError:  # no such file on this system
-        return 1
-    if "launch" not in words or not any(word.endswith("accelerate") for word in words):
-        return 1
-    asked = [after for word, after in itertools.pairwise(words) if word == "__num_processes"]
-    asked += [word.partition("=")[2] for word in words if word.startswith("__num_processes=")]
-    return int(asked[-1]) if asked and asked[-1].isdigit() else 1
-
-
-# What Accelerate's plug-ins change: FSDP2 is honoured; what cannot keep the trainer's promises is refused in words.
-#
-# An FSDP2 plug-in (`accelerate launch --use_fsdp --fsdp_version 2`) decides how the model is cut; from there on it
-# trains and is saved like one that `sharding="full"` cut. DeepSpeed and Megatron-LM step by themselves and keep the
-# state of a run in pickles of their own; FSDP1 has no state that can be taken apart without one.
-
-VARIABLES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
-OWN_WAY = ("DEEPSPEED", "MEGATRON_LM")
-
-
-def plugin_problems(accelerator: Accelerator) -> list[str]:
-    """List what is wrong with the engine that an Accelerator was to use, or does use."""
-    kind, precision = str(accelerator.distributed_type.value), str(accelerator.mixed_precision)
-    problems = [
-        f"{variable} asks Accelerate for {engine}, but it made {kind}: where it finds no accelerator, it drops the "
-        "plug-in silently. Use sharding='full' in the config, which works on any device."
-        for variable, engine in VARIABLES.items()
-        if os.environ.get(variable, "false").lower() == "true" and kind != engine
-    ]
-    if kind == "FSDP" and not accelerator.is_fsdp2:
-        problems.append(
-            "the Accelerator has an FSDP1 plug-in, whose state cannot be saved without pickles. Give it "
-            "fsdp_version=2, or use sharding='full' in the config."
-        )
-    if kind == "FSDP" and precision not in COMPUTE_TYPES:
-        problems.append(f"mixed_precision={precision!r} cannot be used with FSDP. Use 'bf16' or None.")
-    if kind in OWN_WAY:
-        problems.append(
-            f"the Accelerator uses {kind}, which steps by itself and keeps the state of a run in pickles of its own, "
-            "so that no run could be resumed exactly. Use sharding='full' in the config: it shares out the same state."
-        )
-    return problems
-
-
-def prepare_with_plugin(
-    model: nn.Module, optimizer: Optimizer, accelerator: Accelerator
-) -> tuple[nn.Module, Optimizer]:
-    """Let an Accelerator that has an FSDP2 plug-in spread model and optimizer; without one, leave them as they are."""
-    if not accelerator.is_fsdp2:
-        return model, optimizer
-    if not any(parameter.is_meta for parameter in model.parameters()):
-        take_over_from_main(model, accelerator.device)
-    ours = {id(parameter) for parameter in model.parameters()}
-    is_ours = all(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
-    for group in optimizer.param_groups if not isinstance(optimizer, Adam) else ():
-        group["fused"] = None  # torch has no such kernel for parameters that are shared out among processes
-    # Accelerate asks for an optimizer, also where nothing will be stepped and the trainer's holds nothing.
-    model, wrapped = accelerator.prepare(model, optimizer if is_ours else SGD(model.parameters()))
-    return model, wrapped.optimizer if is_ours else optimizer
-
-
-# What was asked for, compared with what Accelerate made of it.
-#
-# It drops requests silently: fp16 on a CPU runs as fp32, a launcher's processes may come up as separate worlds.
-
-OWN_TRACKERS = frozenset({"tensorboard"})  # written by our own event writers
-
-
-def broken_promises(config: TrainerConfig, asked: torch.device | None, runtime: Runtime, *, own: bool) -> list[str]:
-    """List every way in which Accelerate did not do what the config or the launcher asked for.
-
-    `asked` is the config's device; `own` says whether the Accelerator was built here, and not passed in.
-    """
-    return [
-        *plugin_problems(runtime.accelerator),
-        *_of_processes(config, runtime, own=own),
-        *_of_numbers(config, runtime, own=own),
-        *_of_device(config, asked, runtime.device),
-        *(_of_trackers(config, runtime) if own else ()),
-    ]
-
-
-def _of_processes(config: TrainerConfig, runtime: Runtime, *, own: bool) -> Iterator[str]:
-    if runtime.num_processes > 1:
-        return
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched > 1:
-        yield (
-            f"the launcher started {launched} processes (WORLD_SIZE) but Accelerate sees one: each would train alone "
-            "and write the same folder. On a CPU, set ACCELERATE_USE_CPU=true."
-        )
-    elif own and (wanted := wanted_of_accelerate()) > 1:
-        yield (
-            f"accelerate launch was asked for {wanted} processes and has started one, as it does with --cpu. Use "
-            f"torchrun --nproc-per-node {wanted}, or hezar-train train --num-processes {wanted}."
-        )
-    if config.distributed:
-        yield "distributed=True, but there is one process. Start the script with a launcher, or drop the field."
-
-
-def _of_numbers(config: TrainerConfig, runtime: Runtime, *, own: bool) -> Iterator[str]:
-    """Tell of another precision, and of a window that is not the trainer's."""
-    if runtime.precision != config.precision and (own or config.mixed_precision is not None):
-        yield (
-            f"mixed_precision={config.precision!r} in the config, but the accelerator runs {runtime.precision!r}. "
-            "Give both the same value."
-        )
-    accumulation = runtime.accelerator.gradient_accumulation_steps
-    if accumulation not in {1, config.gradient_accumulation_steps}:
-        yield (
-            f"gradient_accumulation_steps={config.gradient_accumulation_steps} in the config, but the accelerator has "
-            f"{accumulation}. The window is the trainer's: leave it out of the accelerator."
-        )
-
-
-def _of_device(config: TrainerConfig, asked: torch.device | None, got: torch.device) -> Iterator[str]:
-    if asked is not None and not is_same(asked, got):
-        yield f"device={str(asked)!r} was asked for, but the accelerator uses {str(got)!r}."
-    if config.use_cpu and got.type != "cpu":
-        yield f"use_cpu=True, but the accelerator passed in uses {str(got)!r}."
-
-
-def _of_trackers(config: TrainerConfig, runtime: Runtime) -> Iterator[str]:
-    ready = {str(name) for name in runtime.accelerator.log_with}
-    for name in config.trackers or []:
-        if name not in OWN_TRACKERS | ready:
-            yield f"trackers has {name!r}, but its package is not installed. Install it, or take it out of trackers."
-
-
-# The one place that builds an Accelerator; a promise of it that `promises` finds broken stops the run with a sentence.
-#
-# Data order, windows, schedules and checkpoints are not Accelerate's business here: see `data`, `optim` and
-# `checkpoint`.
-
-DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
-
-
-def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None) -> Runtime:
-    """Build (or take) the Accelerator and check it against the config."""
-    make_visible(logger)
-    if config.deterministic:
-        ask_for_deterministic_kernels()
-    use_threads(config.num_threads)
-    asked = None if config.device is None else torch.device(config.device)
-    own = accelerator is None
-    if accelerator is None:
-        _refuse_impossible(config, asked)
-        accelerator = _new_accelerator(config, asked)
-    runtime = Runtime(
-        accelerator,
-        accelerator.device,
-        accelerator.num_processes,
-        accelerator.process_index,
-        str(accelerator.mixed_precision),
-    )
-    if problems := broken_promises(config, asked, runtime, own=own):
-        raise ConfigError(problems)
-    if runtime.device.type == "cpu":
-        keep_freed_memory()
-    if runtime.num_processes > 1:
-        leave_group_at_exit()
-    return runtime
-
-
-def _refuse_impossible(config: TrainerConfig, asked: torch.device | None) -> None:
-    if config.precision == "fp16" and _is_on_cpu(config, asked):
-        raise ConfigError(
-            "mixed_precision='fp16' needs an accelerator, and this run is on the CPU. "
-            "Use mixed_precision='bf16' (works on the CPU) or None."
-        )
-    if asked is not None and asked.type not in {"cpu", "meta"} and not is_here(asked):
-        raise ConfigError(f"device={str(asked)!r} is not on this machine. Use device=None to take what is there.")
-    if asked is not None and asked.type == "meta":
-        raise ConfigError("device='meta' holds no values, so nothing can be trained on it. Use device=None or 'cpu'.")
-
-
-def _is_on_cpu(config: TrainerConfig, asked: torch.device | None) -> bool:
-    return config.use_cpu or (asked is not None and asked.type == "cpu") or not torch.accelerator.is_available()
-
-
-def _new_accelerator(config: TrainerConfig, asked: torch.device | None) -> Accelerator:
-    cpu = _is_on_cpu(config, asked)
-    _forget_other_settings(config, cpu, asked)
-    others = [name for name in config.trackers or [] if name not in OWN_TRACKERS]
-    try:
-        # accumulation stays 1: the window is ours; split_batches and friends concern loaders we do not prepare
-        with _device_wish(asked):
-            return Accelerator(
-                cpu=cpu,
-                mixed_precision=config.precision,
-                log_with=others or None,
-                project_dir=config.output_dir if others else None,
-                step_scheduler_with_optimizer=False,
-            )
-    except (ImportError, ValueError) as error:
-        AcceleratorState._reset_state(reset_partial_state=True)  # half made: the next Accelerator would stumble over it
-        world = os.environ.get("WORLD_SIZE", "1")
-        message = f"Accelerate refused mixed_precision={config.precision!r}, trackers={others!r}, WORLD_SIZE={world!r}"
-        raise ConfigError(f"{message}: {error}") from error
-
-
-@contextlib.contextmanager
-def _device_wish(asked: torch.device | None) -> Iterator[None]:
-    """Tell Accelerate which of several devices to take: it reads that from the environment only."""
-    if asked is None or asked.index is None:
-        yield
-        return
-    before = os.environ.get(DEVICE_VARIABLE)
-    os.environ[DEVICE_VARIABLE] = str(asked)
-    try:
-        yield
-    finally:  # neither the next trainer nor a child process has this wish
-        del os.environ[DEVICE_VARIABLE]
-        if before is not None:
-            os.environ[DEVICE_VARIABLE] = before
-
-
-def _forget_other_settings(config: TrainerConfig, cpu: bool, asked: torch.device | None) -> None:
-    """Let one process train twice with other settings: Accelerate keeps the first ones in a global."""
-    if not AcceleratorState._shared_state or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return
-    state = AcceleratorState()
-    is_elsewhere = (state.device.type == "cpu") != cpu or (asked is not None and not is_same(asked, state.device))
-    if is_elsewhere or state.mixed_precision != config.precision:
-        AcceleratorState._reset_state(reset_partial_state=True)
-
-
-# A model on its way into a run: brought to the device, spread over the processes, compiled, as the config says.
-
-
-def prepare_model(model: nn.Module, config: TrainerConfig, runtime: Runtime) -> nn.Module:
-    """Bring a model to the device, ready for the run: with gradient checkpointing, compiled, as the config says."""
-    if config.sync_batchnorm and runtime.num_processes > 1:
-        model = synchronised(model)
-    is_spread = runtime.has_fsdp_plugin or (config.sharding == "full" and runtime.num_processes > 1)
-    if is_spread:
-        _refuse_with_sharding(config)
-    else:  # what is spread comes to the device share by share
-        model = model.to(runtime.device)
-    if config.gradient_checkpointing:
-        enable_gradient_checkpointing(model, type(model).__name__)
-    if is_spread and not runtime.has_fsdp_plugin:
-        shard_model(model, runtime.num_processes, runtime.precision, runtime.device)
-    if config.compile:
-        model.compile()  # in place: the names of its parameters stay
-    return model
-
-
-def enable_gradient_checkpointing(model: nn.Module, called: str) -> None:
-    """Switch gradient checkpointing on in a model that can do it; an error calls the model as given."""
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if enable is None:
-        raise ConfigError(
-            f"gradient_checkpointing=True, but {called} has no gradient_checkpointing_enable() to switch it on. Give "
-            "the model one, or leave the field out."
-        )
-    enable()
-
-
-def _refuse_with_sharding(config: TrainerConfig) -> None:
-    reasons = {
-        "finetune_reinit": "new weights are drawn for whole parameters",
-        "offload_after_routine": "no process has the model to move it",
-    }
-    problems = [
-        f"{name}=True cannot be used with a sharded model: {why}. Leave one of the two out."
-        for name, why in reasons.items()
-        if getattr(config, name)
-    ]
-    if problems:
-        raise ConfigError(problems)

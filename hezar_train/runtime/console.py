@@ -1,4 +1,4 @@
-"""What the package says to a user who has not set up logging, and what all who write to a terminal have to know of it.
+"""The console: messages for a user who has not set up logging, and what every writer to a terminal has to know of it.
 
 Below the cursor there may be a progress bar: whoever writes a line erases it first, and it is drawn again in a moment.
 """
@@ -65,7 +65,7 @@ class _Console(logging.Handler):
     """Print records to whatever standard error is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        words, stream = self.format(record), sys.stderr
+        text, stream = self.format(record), sys.stderr
         if can_draw_on(stream):
-            words = ERASE_BELOW + fold_lines(words, columns_of(stream))
-        print(words, file=stream, flush=True)
+            text = ERASE_BELOW + fold_lines(text, columns_of(stream))
+        print(text, file=stream, flush=True)

@@ -1,6 +1,7 @@
-"""What the processes of a run tell one another: sums, texts, values; and how the main one acts for all.
+"""The processes of a run and what they tell one another, and the `Runtime`: processes, device and precision together.
 
-Every method is a collective: all processes call it, in the same order. On one process each costs next to nothing.
+Every method of `Processes` that sends is a collective: all processes call it, in the same order. On one process each
+costs next to nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ __all__ = [
     "Processes",
     "Runtime",
 ]
+
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 T = TypeVar("T")
 
@@ -50,6 +53,7 @@ class Processes:
         """Tell whether all processes have the same whole numbers."""
         if self.count == 1:
             return True
+        # One reduction instead of two: the largest of the negated values is the smallest.
         both = torch.tensor([*values, *(-value for value in values)], device=self._device)
         dist.all_reduce(both, dist.ReduceOp.MAX)
         largest, smallest = both.view(2, -1)
@@ -86,21 +90,16 @@ class Processes:
                 result = act()
             except Exception as error:  # noqa: BLE001 - raised again below
                 failure = error
-        told = self.share(None if failure is None else f"{type(failure).__name__}: {failure}")
+        message = self.share(None if failure is None else f"{type(failure).__name__}: {failure}")
         if failure is not None:
             raise failure
-        if told is not None:
-            raise HezarTrainError(f"the main process stopped: {told}")
+        if message is not None:
+            raise HezarTrainError(f"the main process stopped: {message}")
         return result
 
     def wait(self) -> None:
         """Wait for all processes."""
         self.sum([0.0])
-
-
-# Processes, device and precision of a run, resolved once.
-
-AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -137,7 +136,7 @@ class Runtime:
             return contextlib.nullcontext
         if self.precision not in AUTOCAST_TYPES:
             return self.accelerator.autocast  # type: ignore[no-any-return]
-        # not Accelerate's: it looks the precision up in a global, which a second trainer may have changed
+        # Not Accelerate's: it looks the precision up in a global, which a second trainer may have changed.
         handler = self.accelerator.autocast_handler
         options = {} if handler is None else handler.to_kwargs()
         return functools.partial(torch.autocast, self.device.type, dtype=AUTOCAST_TYPES[self.precision], **options)

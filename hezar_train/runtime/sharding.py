@@ -1,14 +1,15 @@
-"""One model spread over all processes: each keeps a share of every parameter, gradient and optimizer state (FSDP2).
+"""Sharding: one model spread over all processes, each with a share of every parameter, gradient and state (FSDP2).
 
-Owns where the model is cut, in which precision it computes, when it is gathered, and the norm of its gradients. A block
-of a repeated list is gathered when its turn comes and let go after it; what is outside such lists stays gathered from
-the first forward to the last backward. Gradients are sent with every micro-batch, which costs messages: held back over
-a window, those of the whole model would lie on each process. They come out as the mean over the processes, as with
-replicas. Buffers are not shared out: every process keeps its own, and the main process's are saved.
+`shard_model` cuts a model and `ShardedParallel` trains it; `data_parallel_of` takes that or `DataParallel`. Owns where
+the model is cut, in which precision it computes, when it is gathered, and the norm of its gradients. A block of a
+repeated list is gathered when its turn comes and let go after it; what is outside such lists stays gathered from the
+first forward to the last backward. Gradients are sent with every micro-batch, which costs messages: held back over a
+window, those of the whole model would lie on each process. They come out as the mean over the processes, as with
+`DataParallel`. Buffers are not shared out: every process keeps its own, and the main process's are saved.
 
-Every forward is a conversation: all processes must call the same blocks equally often. So what is only looked at is
-looked at together, and while texts are generated, which takes each process its own number of forwards, all weights
-are gathered on all of them.
+Every forward is a collective: all processes must call the same blocks equally often. So evaluations run in lockstep,
+and while texts are generated, which takes each process its own number of forwards, all weights are gathered on all of
+them.
 
 Refuses what would train wrongly in silence: parameters without a dimension, and fp16, whose scaler looks at the
 gradients of one process only. The optimizer is built after `shard_model`: the parameters are new objects.
@@ -30,12 +31,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hezar_train.errors import ConfigError
-from hezar_train.runtime.data_parallel import Replicas
+from hezar_train.runtime.data_parallel import DataParallel
 from hezar_train.runtime.processes import Runtime
 
 __all__ = [
-    "Shares",
-    "copies_of",
+    "ShardedParallel",
+    "broadcast_from_main",
+    "data_parallel_of",
     "gathered",
     "gradient_norm",
     "is_sharded",
@@ -43,11 +45,91 @@ __all__ = [
     "reshard",
     "shard_model",
     "sharded_modules",
-    "take_over_from_main",
 ]
 
 COMPUTE_TYPES = {"no": None, "bf16": torch.bfloat16}
-CALLED_LIKE_FORWARD = "generate"
+CALLED_LIKE_FORWARD = "generate"  # a method that runs the model, so that FSDP2 must gather for it as for `forward`
+
+
+def data_parallel_of(model: nn.Module, runtime: Runtime) -> DataParallel:
+    """Return how the processes of a run train one model: each a copy of it, or each its share."""
+    return ShardedParallel(model, runtime) if is_sharded(model) else DataParallel(model, runtime)
+
+
+class ShardedParallel(DataParallel):
+    """A model of which every process trains a share; FSDP2 joins the gradients in every backward.
+
+    A parameter that some processes use and others do not would make them send different sums to each other, so all send
+    all, zeros included; and a parameter that no process used in an update gets no gradient then, because an optimizer
+    would move it even by zeros.
+    """
+
+    needs_lockstep = True
+
+    def __init__(self, model: nn.Module, runtime: Runtime) -> None:
+        """Expect the weights of the main process: who spread the model has seen to that."""
+        self._model, self._count, self._device = model, runtime.num_processes, runtime.device
+        self._is_joined = False
+        self._used: set[Tensor] = set()
+        self._gathered: list[Tensor] = []
+        for module in sharded_modules(model):
+            module.set_reduce_scatter_unused_params(self._count > 1, recurse=False)
+            self._record_use(module)
+
+    def _complete_gradients(self, trained: Sequence[Tensor]) -> None:
+        """Take back the gradients of parameters that no process used; FSDP2 has averaged all."""
+        used = torch.tensor([one in self._used for one in trained], dtype=torch.int32, device=self._device)
+        dist.all_reduce(used)
+        for parameter, count in zip(trained, used.tolist(), strict=True):
+            if not count:
+                parameter.grad = None
+
+    def forget(self, *_: Any) -> None:
+        """Expect the gradients of another update."""
+        super().forget()
+        self._used.clear()
+
+    def start_over(self) -> None:
+        """Forget what a step that failed half way has left behind, in the model too."""
+        if self._gathered:
+            sharded_modules(self._model)[0].reset_iter_state()
+        for parameter in self._gathered:
+            parameter.grad = None
+        self.forget()
+
+    @contextmanager
+    def evaluating(self, *, is_free: bool) -> Iterator[None]:
+        """Get ready for forwards without backwards; with `is_free`, gather everything, so that each may go its way."""
+        before, self.needs_lockstep = self.needs_lockstep, not is_free
+        try:
+            with gathered(self._model) if is_free else nullcontext():
+                yield
+        except BaseException:
+            self.start_over()
+            raise
+        finally:
+            self.needs_lockstep = before
+            reshard(self._model)
+
+    def _record_use(self, module: nn.Module) -> None:
+        """Let the backward tell which parameters it reached; it computes with gathered ones, the first forward's."""
+        shares = dict(module.named_parameters())
+
+        def register(_module: nn.Module, _inputs: object) -> None:
+            for name, one in module.named_parameters():
+                if one is not shares[name]:
+                    self._gathered.append(one)
+                    is_trained = one.requires_grad
+                    one.requires_grad_(True)  # torch takes the hook of no other; it may be frozen only for now
+                    note = functools.partial(self._mark_used, shares[name])
+                    one.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+                    one.requires_grad_(is_trained)
+            handle.remove()
+
+        handle = module.register_forward_pre_hook(register)  # after FSDP2's own, which gathers
+
+    def _mark_used(self, share: Tensor, _: Tensor) -> None:
+        self._used.add(share)
 
 
 def shard_model(model: nn.Module, num_processes: int, precision: str, device: torch.device | None = None) -> nn.Module:
@@ -64,7 +146,7 @@ def shard_model(model: nn.Module, num_processes: int, precision: str, device: to
     is_mixed = precision != "no"
     # Sums over processes and what leaves the model are in full precision.
     policy = MixedPrecisionPolicy(COMPUTE_TYPES[precision], torch.float32) if is_mixed else MixedPrecisionPolicy()
-    take_over_from_main(model, device)
+    broadcast_from_main(model, device)
     for layer in _statistics_layers(model) if is_mixed else ():
         fully_shard(layer, mesh=mesh)
     for block in _blocks(model):
@@ -75,57 +157,7 @@ def shard_model(model: nn.Module, num_processes: int, precision: str, device: to
     return model
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Tell whether a model was spread by `shard_model`, or by FSDP2 through whatever else."""
-    return bool(sharded_modules(model))
-
-
-def sharded_modules(model: nn.Module) -> list[Any]:
-    """Return the modules that are gathered and let go by themselves, the model itself first."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
-
-
-def reshard(model: nn.Module) -> None:
-    """Let go what a forward without a backward has left gathered: `model.parameters()` are shares again."""
-    for module in sharded_modules(model):
-        module.reshard()
-
-
-@contextmanager
-def gathered(model: nn.Module) -> Iterator[None]:
-    """Keep all weights on all processes while the body looks at them, so that its forwards send nothing."""
-    modules = sharded_modules(model)
-    for module in modules:
-        module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
-    try:
-        yield
-    finally:
-        for number, module in enumerate(modules):
-            module.set_reshard_after_forward(number > 0, recurse=False)
-            module.reshard()
-
-
-def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return the parts of the gradients that this process holds, in their own memory: scale them to scale the whole."""
-    return [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-
-
-def gradient_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-    """Return the norm over all gradients of all processes, on the device; all processes call this together."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total = torch.zeros((), device=gradients[0].device if gradients else None)
-    for cuts, members in _by_cuts(gradients):
-        power = _power_sum([_local(member) for member in members], norm_type)
-        for group in cuts:
-            dist.all_reduce(power, dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM, group=group)
-        power = power.to(total.device)
-        total = torch.maximum(total, power) if math.isinf(norm_type) else total + power
-    return total if math.isinf(norm_type) else total ** (1.0 / norm_type)
-
-
-def take_over_from_main(model: nn.Module, device: torch.device) -> None:
+def broadcast_from_main(model: nn.Module, device: torch.device) -> None:
     """Give all processes the main one's weights and buffers, one after another over the device."""
     # Each process cuts its share out of its own copy: unequal copies would make a model that never existed.
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -190,16 +222,66 @@ def _uses(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return module.named_parameters(remove_duplicate=False)
 
 
-def _by_cuts(gradients: list[Tensor]) -> Iterator[tuple[tuple[Any, ...], list[Tensor]]]:
+def is_sharded(model: nn.Module) -> bool:
+    """Tell whether a model was spread by `shard_model`, or by FSDP2 through whatever else."""
+    return bool(sharded_modules(model))
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that are gathered and let go by themselves, the model itself first."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Keep all weights on all processes while the body runs, so that its forwards send nothing."""
+    modules = sharded_modules(model)
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for number, module in enumerate(modules):
+            module.set_reshard_after_forward(number > 0, recurse=False)
+            module.reshard()
+
+
+def reshard(model: nn.Module) -> None:
+    """Let go what a forward without a backward has left gathered: `model.parameters()` are shares again."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def gradient_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """Return the norm over all gradients of all processes, on the device; all processes call this together."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    total = torch.zeros((), device=gradients[0].device if gradients else None)
+    for groups, members in _by_shard_groups(gradients):
+        power = _power_sum([_local(member) for member in members], norm_type)
+        for group in groups:
+            dist.all_reduce(power, dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM, group=group)
+        power = power.to(total.device)
+        total = torch.maximum(total, power) if math.isinf(norm_type) else total + power
+    return total if math.isinf(norm_type) else total ** (1.0 / norm_type)
+
+
+def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the parts of the gradients that this process holds, in their own memory: scale them to scale the whole."""
+    return [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+
+
+def _by_shard_groups(gradients: list[Tensor]) -> Iterator[tuple[tuple[Any, ...], list[Tensor]]]:
     """Yield the gradients that are cut alike, with the groups of processes that hold the pieces."""
     found: dict[tuple[Any, ...], list[Tensor]] = {}
     for gradient in gradients:
-        found.setdefault((*_cuts(gradient), gradient.device, gradient.dtype), []).append(gradient)
-    for (*cuts, _device, _dtype), members in found.items():
-        yield tuple(cuts), members
+        found.setdefault((*_shard_groups(gradient), gradient.device, gradient.dtype), []).append(gradient)
+    for (*groups, _device, _dtype), members in found.items():
+        yield tuple(groups), members
 
 
-def _cuts(gradient: Any) -> list[Any]:
+def _shard_groups(gradient: Any) -> list[Any]:
     if not _is_distributed(gradient):
         return []
     placements = enumerate(gradient.placements)
@@ -221,86 +303,3 @@ def _is_distributed(tensor: Tensor) -> bool:
     # Looked up, not imported: the import takes seconds, and where nobody has done it there is no such tensor.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
-
-
-# A model that is spread over the processes, while it trains: the counterpart of `Replicas`, with the same semantics.
-#
-# Its gradients are joined by FSDP2 in every backward. A parameter that some processes use and others do not would make
-# them send different sums to each other, so all send all, zeros included; and a parameter that no process used in an
-# update gets no gradient then, because an optimizer would move it even by zeros.
-
-
-def copies_of(model: nn.Module, runtime: Runtime) -> Replicas:
-    """Return how the processes of a run train one model: each a copy of it, or each its share."""
-    return Shares(model, runtime) if is_sharded(model) else Replicas(model, runtime)
-
-
-class Shares(Replicas):
-    """A model of which every process trains a share."""
-
-    needs_lockstep = True
-
-    def __init__(self, model: nn.Module, runtime: Runtime) -> None:
-        """Expect the weights of the main process: who spread the model has seen to that."""
-        self._model, self._count, self._device = model, runtime.num_processes, runtime.device
-        self._is_joined = False
-        self._used: set[Tensor] = set()
-        self._gathered: list[Tensor] = []
-        for module in sharded_modules(model):
-            module.set_reduce_scatter_unused_params(self._count > 1, recurse=False)
-            self._note_use(module)
-
-    def _join(self, trained: Sequence[Tensor]) -> None:
-        """Take back the gradients of parameters that no process used."""
-        used = torch.tensor([one in self._used for one in trained], dtype=torch.int32, device=self._device)
-        dist.all_reduce(used)
-        for parameter, count in zip(trained, used.tolist(), strict=True):
-            if not count:
-                parameter.grad = None
-
-    def forget(self, *_: Any) -> None:
-        """Expect the gradients of another update."""
-        super().forget()
-        self._used.clear()
-
-    def start_over(self) -> None:
-        """Forget what a step that failed half way has left behind, in the model too."""
-        if self._gathered:
-            sharded_modules(self._model)[0].reset_iter_state()
-        for parameter in self._gathered:
-            parameter.grad = None
-        self.forget()
-
-    @contextmanager
-    def looked_at(self, *, is_free: bool) -> Iterator[None]:
-        """Get ready for forwards without backwards; with `is_free`, gather everything, so that each may go its way."""
-        before, self.needs_lockstep = self.needs_lockstep, not is_free
-        try:
-            with gathered(self._model) if is_free else nullcontext():
-                yield
-        except BaseException:
-            self.start_over()
-            raise
-        finally:
-            self.needs_lockstep = before
-            reshard(self._model)
-
-    def _note_use(self, module: nn.Module) -> None:
-        """Let the backward tell which parameters it reached; it computes with gathered ones, the first forward's."""
-        shares = dict(module.named_parameters())
-
-        def register(_module: nn.Module, _inputs: object) -> None:
-            for name, one in module.named_parameters():
-                if one is not shares[name]:
-                    self._gathered.append(one)
-                    is_trained = one.requires_grad
-                    one.requires_grad_(True)  # also if it is frozen now
-                    note = functools.partial(self._note, shares[name])
-                    one.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
-                    one.requires_grad_(is_trained)
-            handle.remove()
-
-        handle = module.register_forward_pre_hook(register)  # after FSDP2's own, which gathers
-
-    def _note(self, share: Tensor, _: Tensor) -> None:
-        self._used.add(share)

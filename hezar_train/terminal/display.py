@@ -1,4 +1,9 @@
-"""What a terminal is sent: rich text as characters, in the room that there is; what it cannot show is escaped."""
+"""Show the facts of a run: as a table on a terminal, as aligned plain lines elsewhere; and draw lines with a bar.
+
+`facts_of` collects what `print_info` shows before a run starts, `print_facts` shows any facts. `Painter` turns rich
+text into the characters that a terminal wants, in the room that there is; `send` writes them, and escapes what the
+stream's encoding lacks.
+"""
 
 from __future__ import annotations
 
@@ -35,117 +40,7 @@ __all__ = [
 _MAX_BAR_WIDTH = 40
 _WANTED_BAR_WIDTH = 10
 _MIN_BAR_WIDTH = 5
-
-
-def send(stream: TextIO, text: str) -> None:
-    """Write at once; what the stream's encoding lacks is escaped, for a line is no reason to lose a run."""
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
-
-
-class Painter:
-    """Turn rich text into the characters that a terminal wants.
-
-    It paints on paper of its own: given the stream, rich would end the process when the stream breaks, and would take
-    the width of another one.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-
-        self._stream = stream
-        self._paper = io.StringIO()
-        self._console = Console(file=self._paper, force_terminal=True, markup=False, highlight=False)
-        self._mark = "━" if (stream.encoding or "utf-8").lower().startswith("utf") else "-"
-
-    def paint(self, what: RenderableType) -> str:
-        """Return what rich makes of `what`."""
-        self._console.width = columns_of(self._stream)
-        self._console.print(what, end="")
-        painted = self._paper.getvalue()
-        self._paper.seek(0)
-        self._paper.truncate()
-        return painted
-
-    def bar(self, label: str, done: int, total: int | None, parts: Sequence[str], spare: Sequence[str] = ()) -> str:
-        """Return a label, a bar and the parts on one line; `spare` are those that make room for it, first to last."""
-        from rich.text import Text
-
-        width = columns_of(self._stream) - 1  # a character in the last column makes some terminals wrap
-        kept = _kept([label, *parts], spare, width - (_WANTED_BAR_WIDTH if total else 0))
-        marks = self._marks(min(_MAX_BAR_WIDTH, width - _length(kept)), done, total)
-        place = 1 if label in kept else 0
-        line = Text("  ").join(part for part in (*map(Text, kept[:place]), marks, *map(Text, kept[place:])) if part)
-        line.rstrip()
-        line.truncate(width, overflow="ellipsis")
-        return self.paint(line)
-
-    def folded(self, parts: Sequence[str]) -> str:
-        """Return the parts on as many lines as they take; none is cut."""
-        return folded(parts, columns_of(self._stream))
-
-    def _marks(self, width: int, done: int, total: int | None) -> Text:
-        from rich.text import Text
-
-        if width < _MIN_BAR_WIDTH or not total:
-            return Text()
-        filled = min(width, width * done // total)
-        style = "bar.finished" if done >= total else "bar.complete"
-        return Text.assemble((self._mark * filled, style), (self._mark * (width - filled), "bar.back"))
-
-
-def _kept(parts: list[str], spare: Sequence[str], room: int) -> list[str]:
-    """Return the parts without as many of the spare ones, first to last, as there is no room for."""
-    for part in spare:
-        if _length(parts) <= room:
-            break
-        parts = [other for other in parts if other is not part]
-    return parts
-
-
-def _length(parts: Sequence[str]) -> int:
-    return sum(len(part) + 2 for part in parts)
-
-
-# Facts about a run, as a table on a terminal and as aligned plain lines elsewhere.
-
 _BORDERS = len("│  │  │")
-
-
-def info_table(facts: Mapping[str, str], columns: int = 80) -> Table:
-    """Make a two-column table of facts, for a terminal of so many columns."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.ROUNDED, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    room = columns - _BORDERS - max(map(len, facts), default=0)
-    for name, value in facts.items():
-        table.add_row(Text(name), Text(_foldable(str(value), room)))
-    return table
-
-
-def print_facts(facts: Mapping[str, str], stream: TextIO | None = None) -> None:
-    """Print facts: a table on a terminal, aligned plain lines elsewhere."""
-    stream = sys.stdout if stream is None else stream
-    if can_draw_on(stream):
-        send(stream, Painter(stream).paint(info_table(facts, columns_of(stream))))
-        return
-    width = max((len(name) for name in facts), default=0)
-    send(stream, "".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
-
-
-def _foldable(value: str, room: int) -> str:
-    """Let a word that is too long for its column, such as a path, go on in the next line after a slash or a dot."""
-    if all(len(word) <= room for word in value.split()):
-        return value
-    return folded(re.split(r"(?<=[ /._])", value), room, gap="")
-
-
-# The facts of a run that `print_info` shows.
 
 
 def num_parameters(model: nn.Module, *, trainable: bool = False) -> int:
@@ -212,3 +107,106 @@ def _count(number: int | None) -> str:
 
 def _period(updates: int | None, otherwise: str) -> str:
     return otherwise if updates is None else f"every {updates:,} updates and {otherwise}"
+
+
+def info_table(facts: Mapping[str, str], columns: int = 80) -> Table:
+    """Make a two-column table of facts, for a terminal of so many columns."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ROUNDED, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    room = columns - _BORDERS - max(map(len, facts), default=0)
+    for name, value in facts.items():
+        table.add_row(Text(name), Text(_foldable(str(value), room)))
+    return table
+
+
+def print_facts(facts: Mapping[str, str], stream: TextIO | None = None) -> None:
+    """Print facts: a table on a terminal, aligned plain lines elsewhere."""
+    stream = sys.stdout if stream is None else stream
+    if can_draw_on(stream):
+        send(stream, Painter(stream).paint(info_table(facts, columns_of(stream))))
+        return
+    width = max((len(name) for name in facts), default=0)
+    send(stream, "".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
+
+
+def _foldable(value: str, room: int) -> str:
+    """Let a word that is too long for its column, such as a path, go on in the next line after a slash or a dot."""
+    if all(len(word) <= room for word in value.split()):
+        return value
+    return folded(re.split(r"(?<=[ /._])", value), room, gap="")
+
+
+class Painter:
+    """Turn rich text into the characters that a terminal wants.
+
+    It renders into a buffer of its own: given the stream, rich would end the process when the stream breaks, and would
+    take the width of another one.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+
+        self._stream = stream
+        self._buffer = io.StringIO()
+        self._console = Console(file=self._buffer, force_terminal=True, markup=False, highlight=False)
+        self._mark = "━" if (stream.encoding or "utf-8").lower().startswith("utf") else "-"
+
+    def paint(self, what: RenderableType) -> str:
+        """Return what rich makes of `what`."""
+        self._console.width = columns_of(self._stream)
+        self._console.print(what, end="")
+        painted = self._buffer.getvalue()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        return painted
+
+    def bar(self, label: str, done: int, total: int | None, parts: Sequence[str], spare: Sequence[str] = ()) -> str:
+        """Return a label, a bar and the parts on one line; `spare` are those that make room for it, first to last."""
+        from rich.text import Text
+
+        width = columns_of(self._stream) - 1  # a character in the last column makes some terminals wrap
+        kept = _kept([label, *parts], spare, width - (_WANTED_BAR_WIDTH if total else 0))
+        marks = self._marks(min(_MAX_BAR_WIDTH, width - _length(kept)), done, total)
+        place = 1 if label in kept else 0
+        line = Text("  ").join(part for part in (*map(Text, kept[:place]), marks, *map(Text, kept[place:])) if part)
+        line.rstrip()
+        line.truncate(width, overflow="ellipsis")
+        return self.paint(line)
+
+    def folded(self, parts: Sequence[str]) -> str:
+        """Return the parts on as many lines as they take; none is cut."""
+        return folded(parts, columns_of(self._stream))
+
+    def _marks(self, width: int, done: int, total: int | None) -> Text:
+        from rich.text import Text
+
+        if width < _MIN_BAR_WIDTH or not total:
+            return Text()
+        filled = min(width, width * done // total)
+        style = "bar.finished" if done >= total else "bar.complete"
+        return Text.assemble((self._mark * filled, style), (self._mark * (width - filled), "bar.back"))
+
+
+def _kept(parts: list[str], spare: Sequence[str], room: int) -> list[str]:
+    """Return the parts without as many of the spare ones, first to last, as there is no room for."""
+    for part in spare:
+        if _length(parts) <= room:
+            break
+        parts = [other for other in parts if other is not part]
+    return parts
+
+
+def _length(parts: Sequence[str]) -> int:
+    return sum(len(part) + 2 for part in parts)
+
+
+def send(stream: TextIO, text: str) -> None:
+    """Write at once; what the stream's encoding lacks is escaped, for a line is no reason to lose a run."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hezar_train.checkpoint.checkpointer import Checkpointer
+from hezar_train.checkpoint import Checkpointer
 from hezar_train.errors import CheckpointError
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a model that is sharded over several processes (gloo, forked), as FSDP2 shards it."""
+"""Checkpoints of a model that is sharded over several processes (gloo, forked), as FSDP2 shards it; its shard files."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ import torch.distributed.fsdp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hezar_train.checkpoint import Checkpoint, CheckpointStore, CheckpointWriter, Parts, pack
-from hezar_train.checkpoint.format import read_tensors
-from hezar_train.checkpoint.sharded import (
+from hezar_train.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    CheckpointWriter,
+    Parts,
     SavingGroup,
-    ShardedParts,
     SharedStore,
     export_model,
     gather_shards,
     load_shards,
+    pack,
+    read_tensors,
 )
-from hezar_train.checkpoint.shards import Box, ShardIndex
+from hezar_train.checkpoint.shard_files import Box, ShardIndex
+from hezar_train.checkpoint.sharded import ShardedParts
 from hezar_train.errors import CheckpointError
 from hezar_train.runtime.sharding import shard_model
 

@@ -40,7 +40,7 @@ def test_every_command_has_an_example_of_itself_and_shows_tracebacks_on_request(
 
 @pytest.mark.parametrize("path", list(_commands(root)), ids=" ".join)
 def test_every_command_is_on_the_page(path: tuple[str, ...]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     assert f"hezar-train {' '.join(path)}" in page
 
 

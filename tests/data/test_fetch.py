@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from hezar_train.data import default_collator, preserved_randomness
-from hezar_train.data.fetch import WorkerPool, as_it_is, batch_fetcher, fetched, is_pure
+from hezar_train.data import default_collator
+from hezar_train.data.fetch import WorkerPool, batch_fetcher, fetched, identity, is_pure
 
 SEED, EPOCH = 11, 2
 
@@ -38,12 +38,6 @@ for _ in range(10):
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 print(num_served, flush=True)
 """
-
-
-@pytest.fixture(autouse=True)
-def _generators_as_before() -> Iterator[None]:
-    with preserved_randomness():
-        yield
 
 
 def draw() -> tuple[float, float, float]:
@@ -85,7 +79,7 @@ def rows(**columns: list[Any]) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns)
 
 
-def fetcher(dataset: Any, collate: Any = as_it_is, seed: int = SEED) -> Any:
+def fetcher(dataset: Any, collate: Any = identity, seed: int = SEED) -> Any:
     return batch_fetcher(dataset, collate, seed)
 
 

@@ -13,7 +13,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hezar_train.data.sampler import LARGEST_SIZE, LARGEST_SORTED_SIZE, Permutation
+from hezar_train.data import Permutation
+from hezar_train.data.sampler import LARGEST_SIZE, LARGEST_SORTED_SIZE
 from hezar_train.errors import DataError
 
 MILLIONTH = 4.9  # standard deviations that a normal variable exceeds, on either side, once in a million

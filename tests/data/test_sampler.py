@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hezar_train.data.sampler import FIRST_CHUNK_SIZE, RangedSampler
+from hezar_train.data import RangedSampler
+from hezar_train.data.sampler import FIRST_CHUNK_SIZE
 from hezar_train.errors import ConfigError
 
 HUGE = 10**12

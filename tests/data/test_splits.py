@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hezar_train.data.splits import SPLITS, ArrayDataset, is_splits, parse_splits
+from hezar_train.data import SPLITS, is_splits, parse_splits
+from hezar_train.data.splits import ArrayDataset
 from hezar_train.errors import DataError
 
 DATA = TensorDataset(torch.arange(7.0))

@@ -22,7 +22,7 @@ from workload import Crash, CrashAt, differences, last_checkpoint, make_trainer
 
 from hezar_train import Hook
 from hezar_train.checkpoint import CheckpointStore, export_model, read_tensors
-from hezar_train.checkpoint.shards import ShardIndex
+from hezar_train.checkpoint.shard_files import ShardIndex
 
 PRECISIONS = {
     "SGD in float32": (torch.float32, SGD_FLOAT32, 1e-5),

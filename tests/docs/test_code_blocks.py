@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "recipes").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
 def _name(page: Path) -> str:
@@ -30,15 +29,3 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         line = text.count("\n", 0, match.start(1))
         code = compile("\n" * line + match.group(1), str(page), "exec")  # errors then name the page's own line
         exec(code, names)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{_name(page)} links to {target}"
-
-
-def test_every_page_is_reachable_from_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    linked = {(ROOT / "docs" / target).resolve() for target in LINK.findall(index)}
-    assert {page for page in (ROOT / "docs").rglob("*.md") if page.name != "index.md"} <= linked

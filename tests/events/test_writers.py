@@ -1,8 +1,12 @@
+"""Writers of rows: files that read back exactly and survive a kill, trackers, printed lines, results to paste."""
+
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +20,7 @@ from hypothesis import strategies as st
 
 from hezar_train.errors import DataError
 from hezar_train.events import (
+    CommonMetricPrinter,
     CSVLogger,
     CSVWriter,
     EventStorage,
@@ -25,8 +30,10 @@ from hezar_train.events import (
     Row,
     TensorBoardWriter,
     TrackerWriter,
+    flatten_results_dict,
     keep_until,
     load_csv,
+    print_csv_format,
     read_rows,
 )
 
@@ -263,3 +270,80 @@ def test_trackers_of_an_accelerator_receive_the_rows():
     storage.log({"train.loss": 0.5, "train.learning_rate": 0.1}, step=5, epoch=1)
     storage.close()
     assert tracker.logged == [(5, {"train.loss": 0.5, "train.learning_rate": 0.1})]
+
+
+def lines_of(storage: EventStorage, rows: list[Row], **options) -> list[str]:
+    printer = CommonMetricPrinter(stream=io.StringIO(), **options)
+    with storage:
+        printer.write(rows)
+        printer.flush()
+    return printer._stream.getvalue().splitlines()
+
+
+def test_a_line_has_everything_a_reader_of_libai_s_log_looks_for():
+    storage = EventStorage()
+    for step, loss in enumerate((9.0, 3.0, 1.0), start=1):
+        storage.step = step
+        storage.put_scalar("lm_loss", loss)
+    storage.put_scalar("accuracy", 0.5)
+    storage.samples = 96
+    values = {"train.learning_rate": 2e-5, "train.data_seconds": 0.25}
+    _, line = lines_of(storage, [Row(10, 1, 100.0, values), Row(20, 1, 105.0, values)], batch_size=32, max_iter=200)
+    assert re.fullmatch(
+        r"eta: 0:01:30  iteration: 20/200  consumed_samples: 96  lm_loss: 3  time: 0\.5 s/iter  "
+        r"data_time: 0\.25 s/iter  total_throughput: 64\.00 samples/s  lr: 2\.00e-05  max_mem: \d+M",
+        line,
+    )
+    assert storage.history("eta_seconds").values() == [(90.0, 3)]
+
+
+def test_the_first_line_and_a_run_without_end_leave_out_what_is_not_known():
+    first, second = lines_of(EventStorage(), [Row(1, 1, 1.0, {"x": 1.0}), Row(2, 1, 1.5, {"x": 1.0})], batch_size=2)
+    assert first.startswith("iteration: 1  consumed_samples: 0  max_mem: ")
+    assert second.startswith("iteration: 2  consumed_samples: 0  time: 0.5 s/iter  total_throughput: 4.00 samples/s")
+
+
+def test_an_evaluation_has_no_line():
+    assert lines_of(EventStorage(), [Row(1, 1, 1.0, {"evaluation.loss": 1.0})], batch_size=2) == []
+
+
+result_names = st.text(st.characters(exclude_characters="/"), min_size=1, max_size=3)
+nested = st.recursive(
+    st.floats(allow_nan=False), lambda inner: st.dictionaries(result_names, inner, min_size=1, max_size=3)
+)
+
+
+def unflatten(flat: dict) -> dict:
+    results: dict = {}
+    for name, value in flat.items():
+        *outer, last = name.split("/")
+        place = results
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return results
+
+
+@given(st.dictionaries(result_names, nested, max_size=3))
+def test_flat_results_make_the_nested_ones_again(results):
+    assert unflatten(flatten_results_dict(results)) == results
+
+
+def test_names_are_joined_by_slashes_in_order():
+    results = {"dev": {"f1": {"macro": 0.5, "micro": 0.75}, "loss": 1}, "epoch": 2}
+    assert list(flatten_results_dict(results).items()) == [
+        ("dev/f1/macro", 0.5), ("dev/f1/micro", 0.75), ("dev/loss", 1), ("epoch", 2),
+    ]  # fmt: skip
+
+
+def test_two_results_of_one_flat_name_are_refused():
+    with pytest.raises(DataError, match="flatten to the name 'a/b'"):
+        flatten_results_dict({"a": {"b": 1}, "a/b": 2})
+
+
+def test_results_are_printed_as_lines_to_paste(capsys):
+    print_csv_format({"dev": {"f1": 2 / 3, "loss": 1.5e-7, "by_class": {"a": 1}}, "epoch": 2})
+    expected = "task: dev\nf1,loss,by_class/a\n0.666667,1.5e-07,1\nepoch=2\n"
+    assert capsys.readouterr().out == expected
+    print_csv_format({"epoch": 2}, stream := io.StringIO())
+    assert stream.getvalue() == "epoch=2\n"

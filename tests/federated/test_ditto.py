@@ -11,7 +11,8 @@ from torch import nn
 
 from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.federated.ditto import GLOBAL, PERSONAL, DittoTrainer, wrap_DittoTrainer
+from hezar_train.federated import DittoTrainer, wrap_DittoTrainer
+from hezar_train.federated.ditto import GLOBAL, PERSONAL
 from hezar_train.loop import Context
 from hezar_train.multi_model import MultiModelTrainer
 

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCard
 
 from hezar_train.hub import push_run
 from hezar_train.hub.card import BEGIN, END, PIPELINE_TAGS, RunFacts, render_card
-from hezar_train.hub.layout import RunPaths, stage
+from hezar_train.hub.layout import SavedRun, stage
 from hezar_train.types import TaskType
 from tests.hub.runs import METRICS, REPO, HandmadeRun, finished_run
 from tests.hub.server import LoopbackHub
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> HandmadeRun:
 
 
 def card_of(run: HandmadeRun, existing: str | None = None, step: int = 10, **metadata: Any) -> str:
-    paths = RunPaths(run.root)
+    paths = SavedRun(run.root)
     return render_card(RunFacts(paths, step), REPO, stage(paths, step, "end").files, existing, metadata)
 
 
@@ -110,7 +110,7 @@ def test_it_says_how_the_model_came_about(run: HandmadeRun) -> None:
 def test_hours_do_not_count_the_time_between_two_starts(run: HandmadeRun) -> None:
     starts = [{"time": 1e9}, {"time": 1e9 + 60 * 9}]
     (run.root / "environment.json").write_text(json.dumps({"starts": starts}))
-    assert RunFacts(RunPaths(run.root), 10).hours == pytest.approx((5 + 1) / 60)  # rows at minutes 1, 5 and 10
+    assert RunFacts(SavedRun(run.root), 10).hours == pytest.approx((5 + 1) / 60)  # rows at minutes 1, 5 and 10
 
 
 def test_sets_by_name_are_told_apart(run: HandmadeRun) -> None:
@@ -147,7 +147,7 @@ def test_each_kind_of_model_has_its_way_to_be_loaded(
     paths = {name: tmp_path / name for name in files}
     for name, content in files.items():
         paths[name].write_text(json.dumps(content))
-    text = render_card(RunFacts(RunPaths(run.root), 10), REPO, paths)
+    text = render_card(RunFacts(SavedRun(run.root), 10), REPO, paths)
     assert words in text
     code = text.split("```python\n")[1].split("```")[0]
     compile(code, "card", "exec")

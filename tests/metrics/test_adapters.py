@@ -15,9 +15,8 @@ import torch
 
 from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.metrics import IGNORED_LABEL, Metric, build_metric
 from hezar_train.metrics.adapters import CollectedMetric, EvaluateMetric, TorchMetric
-from hezar_train.metrics.metric import IGNORED_LABEL, Metric
-from hezar_train.metrics.registry import build_metric
 
 torchmetrics = pytest.importorskip("torchmetrics")
 evaluate = pytest.importorskip("evaluate")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hezar_train.errors import ConfigError
+from hezar_train.metrics import IGNORED_LABEL
 from hezar_train.metrics.classification import F1, Accuracy, ClassCounts, Matthews, Precision, Recall, share_counts
-from hezar_train.metrics.metric import IGNORED_LABEL
 
 PREDICTIONS = torch.tensor([0, 1, 1, 2, 0, 2])
 TARGETS = torch.tensor([0, 1, 2, 2, 1, IGNORED_LABEL])

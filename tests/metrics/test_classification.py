@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.metrics.classification import F1, Accuracy, ConfusionMatrix, Matthews, Precision, Recall, TopKAccuracy
-from hezar_train.metrics.metric import IGNORED_LABEL, Metric
+from hezar_train.metrics import IGNORED_LABEL, Metric
+from hezar_train.metrics.classification import F1, Accuracy, ConfusionMatrix, Matthews, Precision, Recall
+from hezar_train.metrics.ranking import TopKAccuracy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning"),
@@ -247,32 +247,6 @@ def test_a_binary_average_of_three_classes_is_refused() -> None:
     metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))
     with pytest.raises(ConfigError, match=r"the classes are \[0, 1, 2\]"):
         metric.compute()
-
-
-@settings(deadline=None)
-@given(SIZES, st.integers(3, 6), st.integers(1, 5), SEEDS, BATCH_SIZES, st.booleans())
-def test_top_k_accuracy_equals_sklearn_with_ties_too(
-    num_samples: int, num_classes: int, k: int, seed: int, batch_size: int, has_ties: bool
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(num_samples, num_classes, generator=generator)
-    scores = scores.round() if has_ties else scores
-    targets = torch.randint(num_classes, (num_samples,), generator=generator)
-    k = min(k, num_classes - 1)
-    expected = sklearn_metrics.top_k_accuracy_score(targets, scores.numpy(), k=k, labels=np.arange(num_classes))
-    metric = counted(lambda: TopKAccuracy(k=k), scores, targets, batch_size)
-    assert value(metric) == pytest.approx(expected, abs=1e-12)
-
-
-def test_top_k_skips_ignored_targets_and_never_takes_a_nan_for_a_hit() -> None:
-    scores = torch.tensor([[0.1, 0.9, 0.0], [math.nan, math.nan, math.nan], [5.0, 4.0, 3.0]])
-    metric = TopKAccuracy(k=2)
-    metric.update(scores, torch.tensor([0, 1, IGNORED_LABEL]))
-    assert value(metric) == 1 / 2
-    with pytest.raises(ConfigError, match="k=0"):
-        TopKAccuracy(k=0)
-    with pytest.raises(DataError, match="logits with one axis more"):
-        metric.update(torch.zeros(3), torch.zeros(3, dtype=torch.long))
 
 
 @settings(deadline=None, max_examples=30)

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hezar_train.metrics.handlers import BLOCK, FEWEST_BLOCKS, MadeOnce, largest
+from hezar_train.metrics import largest
+from hezar_train.metrics.handlers import BLOCK, FEWEST_BLOCKS, MadeOnce
 
 LONG = BLOCK * FEWEST_BLOCKS
 

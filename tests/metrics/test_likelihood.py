@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
+from hezar_train.metrics import IGNORED_LABEL
 from hezar_train.metrics.likelihood import Perplexity, TokenAccuracy
-from hezar_train.metrics.metric import IGNORED_LABEL
 
 NUM_TOKENS = 6
 

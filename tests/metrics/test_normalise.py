@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rouge_score.tokenizers import DefaultTokenizer
 
 from hezar_train.errors import ConfigError
-from hezar_train.metrics.text import normalise, normaliser_of, tokenise
+from hezar_train.metrics import normalise
+from hezar_train.metrics.text import normaliser_of, tokenise
 
 ZWNJ = "\u200c"
 # Letters, marks, joiners, controls and spaces that meet in Persian text, and what composes or decomposes next to them.

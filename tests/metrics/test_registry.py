@@ -12,11 +12,9 @@ import torch
 
 from hezar_train.config import MetricConfig
 from hezar_train.errors import ConfigError
-from hezar_train.metrics import registry
+from hezar_train.metrics import AdditiveMetric, Metric, build_metric, known_metrics, register_metric, registry
 from hezar_train.metrics.adapters import CollectedMetric
 from hezar_train.metrics.classification import F1, Accuracy, share_counts
-from hezar_train.metrics.metric import AdditiveMetric, Metric
-from hezar_train.metrics.registry import build_metric, known_metrics, register_metric
 from hezar_train.types import MetricType
 
 PREDICTIONS, TARGETS = torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 2])
@@ -197,7 +195,7 @@ def test_a_function_is_a_metric_of_its_name() -> None:
 
 def test_neither_torchmetrics_nor_evaluate_is_imported_for_our_own() -> None:
     code = (
-        "import sys; from hezar_train.metrics.registry import build_metric, known_metrics; "
+        "import sys; from hezar_train.metrics import build_metric, known_metrics; "
         "[build_metric(name) for name in known_metrics()]; build_metric(lambda p, t: 0.0); "
         "print(*{'torchmetrics', 'evaluate', 'sklearn', 'scipy'} & set(sys.modules))"
     )

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
 from hezar_train.errors import DataError
-from hezar_train.metrics import regression as rank_correlation
-from hezar_train.metrics.metric import Metric
+from hezar_train.metrics import Metric
+from hezar_train.metrics import metric as metric_module
 from hezar_train.metrics.regression import (
     R2,
     MeanAbsoluteError,
@@ -193,7 +193,7 @@ def test_objectives_tell_errors_from_scores() -> None:
 
 
 def test_spearman_keeps_eight_bytes_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_correlation, "BLOCK_SIZE", 10)
+    monkeypatch.setattr(metric_module, "BLOCK_SIZE", 10)
     predictions, targets = values(95, seed=2, offset=0.0)
     metric = Spearman()
     for prediction, target in zip(predictions, targets, strict=True):

@@ -1,0 +1,173 @@
+"""The checks of single values that groups of fields are made of: whole numbers, shares, paths, names, keywords.
+
+Each check yields sentences, never raises, and bears any type. It tells a wrong type and a wrong value apart, so that a
+config can report every mistake at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from hezar_train.config.names import is_dotted_path, is_importable
+from hezar_train.errors import choices, suggestion
+
+__all__ = [
+    "flag",
+    "keywords",
+    "known_name",
+    "number",
+    "one_of",
+    "parts_of_names",
+    "path",
+    "steps",
+    "text",
+    "whole",
+    "wrong_type",
+]
+
+
+def wrong_type(name: str, value: Any, expected: str) -> str:
+    """Tell what was expected of a field and what it got."""
+    if value is None:
+        return f"{name}: expected {expected}, got None"
+    return f"{name}: expected {expected}, got {type(value).__name__} {value!r}"
+
+
+def flag(name: str, value: Any, optional: bool = False) -> Iterator[str]:
+    """Check a switch."""
+    if not isinstance(value, bool) and not (optional and value is None):
+        yield wrong_type(name, value, "True or False")
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None, optional: bool = False) -> Iterator[str]:
+    """Check a whole number."""
+    if optional and value is None:
+        return
+    if not _is_whole(value):
+        yield wrong_type(name, value, "int")
+    elif value < least:
+        yield f"{name}={value} must be at least {least}"
+    elif most is not None and value > most:
+        yield f"{name}={value} must be at most {most}"
+
+
+def number(name: str, value: Any, above: float | None = None, optional: bool = False) -> Iterator[str]:
+    """Check a finite number that is not negative; with `above`, one greater than that."""
+    if optional and value is None:
+        return
+    if not (_is_whole(value) or isinstance(value, float)):
+        yield wrong_type(name, value, "a number")
+    elif not math.isfinite(value):
+        yield f"{name}={value!r} must be finite"
+    elif above is not None and value <= above:
+        yield f"{name}={value!r} must be greater than {above}"
+    elif above is None and value < 0:
+        yield f"{name}={value!r} must not be negative"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def steps(name: str, value: Any, least: int = 1) -> Iterator[str]:
+    """Check a count of steps (int) or a share of the run (float between 0 and 1)."""
+    if value is None:
+        return
+    if isinstance(value, float):
+        yield from _share(name, value)
+    elif not _is_whole(value):
+        yield wrong_type(name, value, "an int (steps) or a float between 0 and 1 (a share of the run)")
+    elif value < least:
+        yield f"{name}={value} must be at least {least}; leave it out (None) for the default"
+
+
+def _share(name: str, value: float) -> Iterator[str]:
+    if 0 < value < 1:
+        return
+    sentence = f"{name}={value!r}: a float is a share of the run and lies between 0 and 1, both excluded"
+    if value == 1:
+        yield f"{sentence}; write 1 for one step, or give a share below 1"
+    elif math.isfinite(value) and value > 1:
+        yield f"{sentence}; write {math.ceil(value)} for steps"
+    else:
+        yield sentence
+
+
+def text(name: str, value: Any) -> Iterator[str]:
+    """Check a string that says something."""
+    if not isinstance(value, str):
+        yield wrong_type(name, value, "str")
+    elif not value.strip():
+        yield f"{name} must not be empty"
+
+
+def path(name: str, value: Any, optional: bool = False) -> Iterator[str]:
+    """Check a path, given as a string or a path object."""
+    if isinstance(value, os.PathLike) or (optional and value is None):
+        return
+    if not isinstance(value, str):
+        yield wrong_type(name, value, "a path (str)")
+    elif not value.strip():
+        yield f"{name} must not be empty"
+
+
+def one_of(name: str, value: Any, known: Collection[str], optional: bool = True) -> Iterator[str]:
+    """Check a word of a closed list."""
+    if optional and value is None:
+        return
+    if not isinstance(value, str):
+        yield wrong_type(name, value, f"one of {choices(known)}")
+    elif value not in known:
+        yield f"{name}={str(value)!r} is not known. Choose from: {choices(known)}.{suggestion(value, known)}"
+
+
+def known_name(
+    name: str, value: Any, known: Collection[str], shown: str, fold: Callable[[str], str | None] = str
+) -> Iterator[str]:
+    """Check a name of torch (spelled after `fold`) or a dotted path; `shown` lists the names worth reading."""
+    if value is None:
+        return
+    if not isinstance(value, str):
+        yield wrong_type(name, value, "a name or a dotted path (str)")
+    elif not value.strip():
+        yield f"{name} must not be empty"
+    elif not is_dotted_path(value) and fold(value) not in known:
+        yield (
+            f"{name}={str(value)!r} is not known. Choose from: {shown}, or a dotted path such as "
+            f"'package.module.Class'.{suggestion(value, known)}"
+        )
+
+
+def parts_of_names(name: str, value: Any) -> Iterator[str]:
+    """Check a list of parts of parameter names."""
+    if value is None:
+        return
+    if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part for part in value):
+        yield wrong_type(name, value, "a list of parts of parameter names, such as ['bn', 'head.']")
+
+
+def keywords(name: str, value: Any) -> Iterator[str]:
+    """Check keyword arguments: a mapping with string keys whose values can be written to a file."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        yield wrong_type(name, value, "a mapping of keyword arguments")
+        return
+    for key, item in value.items():
+        if not isinstance(key, str):
+            yield wrong_type(f"a key of {name}", key, "str")
+        elif not _is_plain(item):
+            yield wrong_type(
+                f"{name}[{key!r}]", item, "a plain value (number, text, list, mapping) or an importable function"
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str | int) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | os.PathLike) or is_importable(value)

@@ -1,0 +1,210 @@
+"""The names of everything in a run's folder, each spelled here and nowhere else, and the paths that they make.
+
+    RUN/
+      train_config.yaml  plan.json  recipe.json  environment.json    what was asked for, and each start
+      ledger.jsonl  best.json  hub.json  lock                        what was done, and who is doing it
+      report.html  curves.png  lr_finder.png                         a page and pictures
+      evaluations/{step}.json  evaluations/{step}/                   results, and pictures of samples
+      logs/{start}_{host}/                                           metrics.json  training_logs.csv  events.out...
+      checkpoints/{step}/                                            model.safetensors  ...  manifest.json
+      previous/{n}/                                                  an earlier run that was started afresh over
+      .hub/                                                          files of pushes that are under way
+
+A user may rename two of the folders (`checkpoints_dir`, `logs_dir`); every other name is fixed, because other versions
+look for it. The name of the config is spelled in `config`, which lies below. Nothing here writes a file or opens the
+lock: closing any descriptor of the lock file would release the lock of a trainer in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
+from hezar_train.errors import ConfigError
+
+__all__ = [
+    "BEST_FILE",
+    "CHECKPOINTS_FOLDER",
+    "COMPARISON_FILE",
+    "CONFIG_FILE",
+    "CSV_FILE",
+    "CURVES_FILE",
+    "DAMAGED_PREFIX",
+    "DROPPED_PREFIX",
+    "DROPPED_SUFFIX",
+    "EVALUATIONS_FOLDER",
+    "EVENTS_PREFIX",
+    "HEZAR_CONFIG_FILE",
+    "HUB_FILE",
+    "HUB_STAGING_FOLDER",
+    "LEDGER_FILE",
+    "LOCK_FILE",
+    "LOGS_FOLDER",
+    "LR_FINDER_FILE",
+    "MANIFEST_FILE",
+    "METRICS_FILE",
+    "MODEL_CONFIG_FOLDER",
+    "MODEL_FILE",
+    "OPTIMIZER_FILE",
+    "PLAN_FILE",
+    "PREPROCESSOR_FOLDER",
+    "PREVIOUS_FOLDER",
+    "RECIPE_FILE",
+    "REPLACED_PREFIX",
+    "REPORT_FILE",
+    "STARTS_FILE",
+    "STATE_FILE",
+    "TEMPORARY_PREFIX",
+    "TRASH_PREFIX",
+    "RunLayout",
+    "is_run",
+    "step_name",
+]
+
+PLAN_FILE = "plan.json"
+RECIPE_FILE = "recipe.json"
+STARTS_FILE = "environment.json"
+LEDGER_FILE = "ledger.jsonl"
+BEST_FILE = "best.json"
+HUB_FILE = "hub.json"
+LOCK_FILE = "lock"
+REPORT_FILE = "report.html"
+CURVES_FILE = "curves.png"
+LR_FINDER_FILE = "lr_finder.png"
+COMPARISON_FILE = "comparison.html"
+"""A page about several runs: it lies where the command was given, unless that is the folder of one of them."""
+
+EVALUATIONS_FOLDER = "evaluations"
+PREVIOUS_FOLDER = "previous"
+HUB_STAGING_FOLDER = ".hub"
+CHECKPOINTS_FOLDER: str = TrainerConfig.checkpoints_dir
+LOGS_FOLDER: str = TrainerConfig.logs_dir
+
+METRICS_FILE = "metrics.json"
+CSV_FILE = "training_logs.csv"
+EVENTS_PREFIX = "events.out.tfevents."
+"""How the names of TensorBoard's files begin; the second of their start follows."""
+DROPPED_SUFFIX = ".dropped"
+"""Of what a resume took away from a file or a set of files, because it is done again."""
+
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "trainer_state.json"
+MANIFEST_FILE = "manifest.json"
+PREPROCESSOR_FOLDER = "preprocessor"
+MODEL_CONFIG_FOLDER = "model_config"
+HEZAR_CONFIG_FILE = "model_config.yaml"
+"""A model's config in the form of the hezar library; transformers has names of its own."""
+
+TEMPORARY_PREFIX = ".tmp-"
+TRASH_PREFIX = ".trash-"
+DAMAGED_PREFIX = ".damaged-"
+DROPPED_PREFIX = ".dropped-"
+REPLACED_PREFIX = ".replaced-"
+
+
+def step_name(step: int) -> str:
+    """Return the name of what belongs to a step: a checkpoint, an evaluation's record or pictures."""
+    return f"{step:08d}"
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder is that of a run: whether it has a config."""
+    return (folder / CONFIG_FILE).is_file()
+
+
+class RunLayout:
+    """The paths of one run; nothing of it needs to exist."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        checkpoints_dir: str | os.PathLike[str] = CHECKPOINTS_FOLDER,
+        logs_dir: str | os.PathLike[str] = LOGS_FOLDER,
+        config: Path | None = None,
+    ) -> None:
+        """Lay out the run at `root`; `config` is where its config is, if not under the usual name."""
+        self.root = Path(root)
+        self.checkpoints = self.root / checkpoints_dir
+        self.all_logs = self.root / logs_dir
+        self.evaluations = self.root / EVALUATIONS_FOLDER
+        self.ledger = self.root / LEDGER_FILE
+        self.plan = self.root / PLAN_FILE
+        self.config = self.root / CONFIG_FILE if config is None else config
+        self.best = self.root / BEST_FILE
+        self.recipe = self.root / RECIPE_FILE
+        self.hub = self.root / HUB_FILE
+        self.hub_staging = self.root / HUB_STAGING_FOLDER
+        self.environment = self.root / STARTS_FILE
+        self.pages = [self.root / name for name in (REPORT_FILE, CURVES_FILE, COMPARISON_FILE)]
+        self.lock = self.root / LOCK_FILE
+        self.previous = self.root / PREVIOUS_FOLDER
+
+    @classmethod
+    def of(cls, config: TrainerConfig) -> RunLayout:
+        """Return the layout of the run that a config asks for."""
+        return cls(config.output_dir, config.checkpoints_dir, config.logs_dir)
+
+    @classmethod
+    def at(cls, root: str | os.PathLike[str]) -> RunLayout:
+        """Return the layout of the run in a folder, by the config that lies there."""
+        config = _find_config(Path(root))
+        return cls.with_settings(root, read_mapping(config), config)
+
+    @classmethod
+    def with_settings(
+        cls, root: str | os.PathLike[str], settings: Mapping[str, Any], config: Path | None = None
+    ) -> RunLayout:
+        """Return the layout of a run by its config as it was read, which may lack everything; `config` is its file."""
+        checkpoints_dir = str(settings.get("checkpoints_dir") or CHECKPOINTS_FOLDER)
+        return cls(root, checkpoints_dir, str(settings.get("logs_dir") or LOGS_FOLDER), config)
+
+    def new_logs(self) -> Path:
+        """Name a folder for logs after now and this host."""
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        host = re.sub(r"[^\w.-]", "-", socket.gethostname()) or "host"
+        return self.all_logs / f"{stamp}_{host}"
+
+    def logs(self, logs_dir: str | None) -> Path:
+        """Return the folder of the logs that a state names (`TrainerState.logs_dir`), or a new one."""
+        return self.root / logs_dir if logs_dir else self.new_logs()
+
+    def log_files(self, name: str) -> list[Path]:
+        """Return the files of a name in all folders of logs, oldest first."""
+        return sorted(self.all_logs.glob(f"*/{name}"))
+
+    def evaluation_record(self, step: int) -> Path:
+        """Name the file with the result of an evaluation."""
+        return self.evaluations / f"{step_name(step)}.json"
+
+    def pictures(self, step: int) -> Path:
+        """Name the folder of the pictures that belong to an evaluation."""
+        return self.evaluations / step_name(step)
+
+    def evaluation_records(self) -> dict[int, Path]:
+        """Return the records of all evaluations by their steps, ascending."""
+        return _by_step(self.evaluations, "*.json")
+
+    def checkpoint_folders(self) -> dict[int, Path]:
+        """Return the folders of all checkpoints by their steps, ascending; none of them is verified."""
+        return _by_step(self.checkpoints, "*")
+
+
+def _find_config(root: Path) -> Path:
+    """Return a run's config; a trainer may call it otherwise, but checkpoints always hold it under this name."""
+    found = [*sorted(root.glob(f"{CHECKPOINTS_FOLDER}/[0-9]*/{CONFIG_FILE}")), *root.glob(CONFIG_FILE)]
+    if not found:
+        raise ConfigError(f"{root} is not the folder of a run: it has no {CONFIG_FILE}")
+    return found[-1]
+
+
+def _by_step(folder: Path, pattern: str) -> dict[int, Path]:
+    """Return what is named after a step, under any zero padding, by step."""
+    found = (path for path in folder.glob(pattern) if path.stem.isascii() and path.stem.isdigit())
+    return dict(sorted((int(path.stem), path) for path in found))
