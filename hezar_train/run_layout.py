@@ -23,7 +23,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
 from hezar_train.errors import ConfigError
@@ -147,12 +147,12 @@ class RunLayout:
         self.previous = self.root / PREVIOUS_FOLDER
 
     @classmethod
-    def of(cls, config: TrainerConfig) -> RunLayout:
+    def of(cls, config: TrainerConfig) -> Self:
         """Return the layout of the run that a config asks for."""
         return cls(config.output_dir, config.checkpoints_dir, config.logs_dir)
 
     @classmethod
-    def at(cls, root: str | os.PathLike[str]) -> RunLayout:
+    def at(cls, root: str | os.PathLike[str]) -> Self:
         """Return the layout of the run in a folder, by the config that lies there."""
         config = _find_config(Path(root))
         return cls.with_settings(root, read_mapping(config), config)
@@ -160,7 +160,7 @@ class RunLayout:
     @classmethod
     def with_settings(
         cls, root: str | os.PathLike[str], settings: Mapping[str, Any], config: Path | None = None
-    ) -> RunLayout:
+    ) -> Self:
         """Return the layout of a run by its config as it was read, which may lack everything; `config` is its file."""
         checkpoints_dir = str(settings.get("checkpoints_dir") or CHECKPOINTS_FOLDER)
         return cls(root, checkpoints_dir, str(settings.get("logs_dir") or LOGS_FOLDER), config)

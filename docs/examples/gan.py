@@ -17,7 +17,8 @@ from digits import NUM_PIXELS, distance_from_digits, images
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from hezar_train import MultiModelTrainer, TrainerConfig
+from hezar_train import TrainerConfig
+from hezar_train.compat.lernomatic import MultiModelTrainer
 
 NUM_NOISE, NUM_HIDDEN, NUM_JUDGED = 16, 128, 1000
 

@@ -30,7 +30,7 @@ from hezar_train.events import EventStorage
 from hezar_train.hooks import StopFlag
 from hezar_train.loop import Context, HookSet, Loop, Verbs
 from hezar_train.metrics import MetricsHandler
-from hezar_train.runtime import Replicas, Runtime, copies_of
+from hezar_train.runtime import DataParallel, Runtime, data_parallel_of
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.trainer.checkpointing import Checkpointing
@@ -102,7 +102,7 @@ class Parts:
     regularizer: Regularizer | None
     weigher: Weigher
     hold: DeviceHold
-    replicas: Replicas
+    data_parallel: DataParallel
     flag: StopFlag
     agreement: Agreement
     model_runner: ModelRunner
@@ -133,15 +133,15 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
     hold = DeviceHold(model, runtime.device, offloads=config.offload_after_routine)
     criterion, regularizer = build_criterion(config.criterion), find_regularizer(config.regularizer)
     weigher, count_labels = _weigher(given)
-    replicas = copies_of(model, runtime)
-    joined = replicas if runtime.num_processes > 1 else None
+    data_parallel = data_parallel_of(model, runtime)
+    joined = data_parallel if runtime.num_processes > 1 else None
     optimization = Optimization(given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, joined)
     train_step = TrainStep(verbs, runtime, config.seed, state, optimization, agreement.loss, log)
-    finetuning = Finetuning(config, runtime, model, verbs, optimization, replicas, agreement.loss)
-    loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, replicas.start_over)
+    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, agreement.loss)
+    loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over)
     evaluator = Evaluator(
         setup, runtime, model, given.handler, verbs, ctx=ctx, state=state, loop=loop, data=given.data, weigher=weigher,
-        replicas=replicas, hold=hold, flag=flag, progress=progress, preprocessor=given.preprocessor,
+        data_parallel=data_parallel, hold=hold, flag=flag, progress=progress, preprocessor=given.preprocessor,
         shows_samples=given.shows_samples,
     )  # fmt: skip
     hooks |= {Mode.VAL: evaluator.hooks, Mode.TEST: evaluator.hooks}
@@ -156,8 +156,8 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
     )  # fmt: skip
     parts = Parts(
         setup, given.data, runtime, given.folder, model, given.handler, verbs, ctx, hooks, state, storage, criterion,
-        regularizer, weigher, hold, replicas, flag, agreement, ModelRunner(model, criterion), optimization, given.first,
-        train_step, finetuning, loop, evaluator, checkpointing, session, count_labels,
+        regularizer, weigher, hold, data_parallel, flag, agreement, ModelRunner(model, criterion), optimization,
+        given.first, train_step, finetuning, loop, evaluator, checkpointing, session, count_labels,
     )  # fmt: skip
     ctx.share(context_names(parts, trainer))
     return parts

@@ -38,7 +38,6 @@ from hezar_train.data import Source
 from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError
 from hezar_train.events import EventStorage
 from hezar_train.hub import (
-    MODEL_CONFIG_FOLDER,
     fetch_checkpoint,
     fetch_records,
     fetch_weights,
@@ -49,6 +48,7 @@ from hezar_train.hub import (
 from hezar_train.loop import Context, Hook
 from hezar_train.optim import Schedule, set_momentum
 from hezar_train.plan import Plan, exactness_changes
+from hezar_train.run_layout import MODEL_CONFIG_FOLDER, PREPROCESSOR_FOLDER
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
@@ -60,7 +60,6 @@ from hezar_train.trainer.train_data import RunSetup
 __all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "load_initial_weights"]
 
 NAMES = ("best", "last")
-PREPROCESSOR_FOLDER = "preprocessor"
 
 
 class Checkpointing:

@@ -29,7 +29,7 @@ from hezar_train.hooks import StopFlag
 from hezar_train.loop import Context, HookSet, Loop, Moment, Routine, Verbs
 from hezar_train.metrics import MetricsHandler, Table, poisson_weights
 from hezar_train.plan import UNLIMITED, Plan, one_pass
-from hezar_train.runtime import Processes, Replicas, Runtime, to_device
+from hezar_train.runtime import DataParallel, Processes, Runtime, to_device
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.trainer.generation import generates, generator_of
@@ -82,7 +82,7 @@ class Evaluator:
         loop: Loop,
         data: TrainData,
         weigher: Weigher,
-        replicas: Replicas,
+        data_parallel: DataParallel,
         hold: DeviceHold,
         flag: StopFlag,
         progress: Progress,
@@ -93,7 +93,7 @@ class Evaluator:
         _refuse_unmergeable(handler, runtime)
         self._setup, self._runtime, self._model, self._handler, self._verbs = setup, runtime, model, handler, verbs
         self._ctx, self._state, self._loop, self._data, self._weigher = ctx, state, loop, data, weigher
-        self._replicas, self._hold, self._progress = replicas, hold, progress
+        self._data_parallel, self._hold, self._progress = data_parallel, hold, progress
         self._preprocessor, self._shows_samples = preprocessor, shows_samples
         self._autocast, self._generate = runtime.autocast(), _generator_for(model, handler, setup)
         self.steps = EvaluationSteps(
@@ -254,7 +254,7 @@ class Evaluator:
             EventStorage(),
             preserved_randomness(),
             inference_mode(self._model),
-            self._replicas.looked_at(is_free=self._generate is not None),
+            self._data_parallel.evaluating(is_free=self._generate is not None),
             routine.running(announce=lambda: self._ctx.merge_from_dict(lengths)),
             routine.epoch(),
         ):
@@ -264,7 +264,7 @@ class Evaluator:
     def _windows_in_order(self, source: Source, plan: Plan, max_batches: int | None) -> Iterator[Window]:
         samples_left = UNLIMITED if max_batches is None else max_batches * plan.batch_size
         windows = source.windows(plan, 0, 0, UNLIMITED, samples_left)
-        return windows if self._replicas.needs_lockstep else map(without_filler, windows)
+        return windows if self._data_parallel.needs_lockstep else map(without_filler, windows)
 
     def _seed(self, ctx: Context) -> None:
         """Make what an evaluation draws a function of (seed, first sample of the batch, rank)."""

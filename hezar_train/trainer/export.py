@@ -29,7 +29,6 @@ from hezar_train.runtime import Processes
 from hezar_train.trainer.checkpointing import Checkpointing
 
 __all__ = [
-    "MODEL_CONFIG_FILE",
     "ExportNames",
     "exchanged_names",
     "export",
@@ -90,9 +89,6 @@ def _as_tensor(name: str, value: Any, like: torch.Tensor) -> torch.Tensor:
     if tensor.shape != like.shape:
         raise DataError(f"{name!r} has the shape {tuple(tensor.shape)}; expected {tuple(like.shape)}")
     return tensor
-
-
-MODEL_CONFIG_FILE = "model_config.yaml"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hezar_train.events import EventStorage
 from hezar_train.loop import Context, Fit, HookSet, Loop, Routine, Verbs
 from hezar_train.optim import Schedule, build_optimizer, build_scheduler
 from hezar_train.plan import UNLIMITED, End, Plan, make_plan
-from hezar_train.runtime import Replicas, Runtime
+from hezar_train.runtime import DataParallel, Runtime
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer
 from hezar_train.trainer.optimization import Optimization
@@ -54,11 +54,17 @@ class Finetuning:
         model: nn.Module,
         verbs: Verbs,
         optimization: Optimization,
-        replicas: Replicas,
+        data_parallel: DataParallel,
         agree: Callable[[torch.Tensor], float],
     ) -> None:
         """Begin with the optimization of training; each call makes another."""
-        self._config, self._runtime, self._model, self._replicas, self._agree = config, runtime, model, replicas, agree
+        self._config, self._runtime, self._model, self._data_parallel, self._agree = (
+            config,
+            runtime,
+            model,
+            data_parallel,
+            agree,
+        )
         self.optimization: Optimization | None = None
         """That of the last call."""
         self.steps = TrainStep(verbs, runtime, config.seed, TrainerState(), optimization, agree)
@@ -102,7 +108,7 @@ class Finetuning:
             optimizer = self._build_optimizer()
             schedule = self._build_schedule(optimizer, plan)
             scaler, norm = self._runtime.scaler, config.max_grad_norm
-            self.optimization = Optimization(optimizer, schedule, scaler, norm, self._replicas)
+            self.optimization = Optimization(optimizer, schedule, scaler, norm, self._data_parallel)
             self.steps.begin(state, self.optimization)
             yield state
 

@@ -1,4 +1,4 @@
-"""The run's folder: every path in one place, what a resume drops, what a fresh start moves aside.
+"""What a trainer does in its run's folder: records of evaluations, the best checkpoint, what a fresh start moves aside.
 
 Nothing is ever deleted here but pictures of old evaluations: lines past a checkpoint go to `*.dropped`, an earlier run
 in the same folder to `previous/`.
@@ -8,50 +8,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shutil
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
-from hezar_train.config import TrainerConfig
 from hezar_train.config.files import is_disk_full, write_atomically
-from hezar_train.events import LEDGER_FILE, STARTS_FILE, amend_start
-from hezar_train.report import COMPARISON_FILE, CURVES_FILE, REPORT_FILE
+from hezar_train.events import amend_start
+from hezar_train.run_layout import DROPPED_SUFFIX, RunLayout
 from hezar_train.runtime import logger
 from hezar_train.state import TrainerState
 
 __all__ = ["RunFolder"]
 
 
-class RunFolder:
-    """Paths of one run."""
-
-    def __init__(self, config: TrainerConfig) -> None:
-        self.root = Path(config.output_dir)
-        self.checkpoints = self.root / config.checkpoints_dir
-        self.all_logs = self.root / config.logs_dir
-        self.evaluations = self.root / "evaluations"
-        self.ledger = self.root / LEDGER_FILE
-        self.plan = self.root / "plan.json"
-        self.config = self.root / "train_config.yaml"
-        self.best = self.root / "best.json"
-        self.recipe = self.root / "recipe.json"
-        self.hub = self.root / "hub.json"
-        self.environment = self.root / STARTS_FILE
-        self.pages = [self.root / name for name in (REPORT_FILE, CURVES_FILE, COMPARISON_FILE)]
-        self.lock = self.root / "lock"
-
-    def new_logs(self) -> Path:
-        """Name a logs folder after now and this host."""
-        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-        host = re.sub(r"[^\w.-]", "-", socket.gethostname()) or "host"
-        return self.all_logs / f"{stamp}_{host}"
-
-    def logs(self, state: TrainerState) -> Path:
-        """Return the logs folder of a run, by what its state says."""
-        return self.root / state.logs_dir if state.logs_dir else self.new_logs()
+class RunFolder(RunLayout):
+    """The folder of the run that a trainer works in."""
 
     def move_previous_aside(self) -> Path | None:
         """Move what an earlier run left to `previous/{n}`; return that folder, or None if there was nothing."""
@@ -74,8 +45,8 @@ class RunFolder:
         ]
         if not found:
             return None
-        taken = [int(path.name) for path in (self.root / "previous").glob("[0-9]*")]
-        target = self.root / "previous" / f"{max(taken, default=0) + 1:04d}"
+        taken = [int(path.name) for path in self.previous.glob("[0-9]*")]
+        target = self.previous / f"{max(taken, default=0) + 1:04d}"
         target.mkdir(parents=True)
         for path in found:
             destination = target / path.relative_to(self.root)
@@ -85,11 +56,9 @@ class RunFolder:
 
     def record_evaluation(self, step: int, epoch: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
         """Write an evaluation's result, once and whole."""
-        _write_if_there_is_room(self._record(step), {"step": step, "epoch": epoch, "metrics": metrics, **details})
-
-    def pictures(self, step: int) -> Path:
-        """Name the folder of the pictures that belong to an evaluation."""
-        return self.evaluations / f"{step:08d}"
+        _write_if_there_is_room(
+            self.evaluation_record(step), {"step": step, "epoch": epoch, "metrics": metrics, **details}
+        )
 
     def keep_pictures_of(self, steps: set[int]) -> None:
         """Delete the pictures of all other evaluations: they are for looking only, and can be made again."""
@@ -107,7 +76,7 @@ class RunFolder:
     def recorded_evaluation(self, step: int) -> dict[str, float] | None:
         """Read an evaluation's result; None where there is none, or none that can be read."""
         try:
-            found: dict[str, Any] = json.loads(self._record(step).read_text(encoding="utf-8"))
+            found: dict[str, Any] = json.loads(self.evaluation_record(step).read_text(encoding="utf-8"))
             return {str(name): float(value) for name, value in found["metrics"].items()}
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None  # a damaged record is as good as none: the evaluation runs again
@@ -115,7 +84,7 @@ class RunFolder:
     def recorded_stop_reason(self, step: int) -> str | None:
         """Return why the run was asked to stop in the evaluation of a step, if it was."""
         try:
-            found = json.loads(self._record(step).read_text(encoding="utf-8")).get("stop_reason")
+            found = json.loads(self.evaluation_record(step).read_text(encoding="utf-8")).get("stop_reason")
         except (FileNotFoundError, ValueError, AttributeError):
             return None
         return None if found is None else str(found)
@@ -124,14 +93,14 @@ class RunFolder:
         """Put aside the records of evaluations that the resumed run will do again."""
         for path in sorted(self.evaluations.glob("*.json")):
             if path.stem.isdigit() and int(path.stem) > step:
-                names = (path.with_name(f"{path.name}.{number}.dropped") for number in itertools.count(1))
+                names = (path.with_name(f"{path.name}.{number}{DROPPED_SUFFIX}") for number in itertools.count(1))
                 path.rename(next(name for name in names if not name.exists()))
 
     def write_best(self, state: TrainerState) -> None:
         """Point to the best checkpoint so far; what points to one that this run has not reached is put aside."""
         if state.best_checkpoint is None:
             if self.best.exists():
-                self.best.replace(self.best.with_name(self.best.name + ".dropped"))
+                self.best.replace(self.best.with_name(self.best.name + DROPPED_SUFFIX))
             return
         found = {
             "step": state.best_checkpoint,
@@ -139,9 +108,6 @@ class RunFolder:
             "value": state.best_metric_value,
         }
         _write_if_there_is_room(self.best, found)
-
-    def _record(self, step: int) -> Path:
-        return self.evaluations / f"{step:08d}.json"
 
 
 def _write_if_there_is_room(path: Path, content: dict[str, Any]) -> None:

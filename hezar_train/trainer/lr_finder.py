@@ -29,7 +29,7 @@ from hezar_train.loop import Context, Fit, HookSet, Moment, Routine, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import Schedule
 from hezar_train.plan import UNLIMITED, End
-from hezar_train.runtime import Replicas, Runtime, logger
+from hezar_train.runtime import DataParallel, Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.trainer.kept_state import untouched
 from hezar_train.trainer.model_runner import Regularizer
@@ -325,7 +325,7 @@ class RateSweep:
         runtime: Runtime,
         optimizer: Optimizer,
         config: TrainerConfig,
-        replicas: Replicas | None = None,
+        data_parallel: DataParallel | None = None,
         agree: Callable[[torch.Tensor], float] = float,
         measure: Callable[[], float] | None = None,
     ) -> None:
@@ -334,7 +334,7 @@ class RateSweep:
         self.curves = Curves(settings)
         self._measure = measure
         schedule = Schedule(None, 1, optimizer)
-        optimization = Optimization(optimizer, schedule, runtime.scaler, config.max_grad_norm, replicas)
+        optimization = Optimization(optimizer, schedule, runtime.scaler, config.max_grad_norm, data_parallel)
         self._steps = TrainStep(verbs, runtime, config.seed, self.state, optimization, agree)
         self._settings, self._groups, self._mu = settings, optimizer.param_groups, config.regularizer_mu
         first, *others = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
@@ -410,7 +410,7 @@ def find_lr(parts: Parts, settings: SweepSettings) -> LRFinderResult:
     setup, runtime, optimization = parts.setup, parts.runtime, parts.optimization
     parts.session.refuse_to_train("train")
     sweep = RateSweep(
-        settings, parts.verbs, runtime, optimization.optimizer, setup.config, parts.replicas, parts.agreement.loss,
+        settings, parts.verbs, runtime, optimization.optimizer, setup.config, parts.data_parallel, parts.agreement.loss,
         _accuracy(parts, settings),
     )  # fmt: skip
     sweep.register(hooks := HookSet(), parts.regularizer)

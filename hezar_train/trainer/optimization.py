@@ -25,7 +25,7 @@ from hezar_train.optim import (
     watches_metric,
 )
 from hezar_train.plan import Plan
-from hezar_train.runtime import Replicas
+from hezar_train.runtime import DataParallel
 from hezar_train.runtime.sharding import gradient_norm, is_sharded, local_gradients
 
 __all__ = [
@@ -56,18 +56,18 @@ class Optimization:
         schedule: Schedule,
         scaler: torch.amp.GradScaler | None = None,
         max_grad_norm: float | None = None,
-        replicas: Replicas | None = None,
+        data_parallel: DataParallel | None = None,
     ) -> None:
-        """`replicas` joins the gradients of several processes; None where there is only this one."""
+        """`data_parallel` joins the gradients of several processes; None where there is only this one."""
         self.optimizer, self.schedule = optimizer, schedule
-        self._scaler, self._max_norm, self._replicas = scaler, max_grad_norm, replicas
+        self._scaler, self._max_norm, self._data_parallel = scaler, max_grad_norm, data_parallel
         self._parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
         self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
         self._is_gathered = False
-        if replicas is not None:
-            replicas.watch(optimizer)
+        if data_parallel is not None:
+            data_parallel.watch(optimizer)
 
     @property
     def trained(self) -> list[Tensor]:
@@ -84,8 +84,8 @@ class Optimization:
         if self._is_gathered:
             return
         self._is_gathered = True
-        if self._replicas is not None:
-            self._replicas.join_gradients()
+        if self._data_parallel is not None:
+            self._data_parallel.join_gradients()
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
 
@@ -129,8 +129,8 @@ class Optimization:
         for parameter in self._parameters:
             parameter.grad = None
         self._is_gathered = False
-        if self._replicas is not None:
-            self._replicas.forget()
+        if self._data_parallel is not None:
+            self._data_parallel.forget()
 
     def follow(self, schedule: Schedule) -> None:
         """Drive another schedule from now on."""

@@ -49,6 +49,7 @@ from hezar_train.hub import HubRecord, Pusher, PushTarget
 from hezar_train.loop import Context, Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.plan import UNLIMITED, End, is_due
+from hezar_train.run_layout import EVENTS_PREFIX
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
@@ -710,7 +711,7 @@ class Records:
     def __init__(
         self, folder: RunFolder, state: TrainerState, storage: EventStorage, config: TrainerConfig, csv_file: str
     ) -> None:
-        logs = folder.logs(state)
+        logs = folder.logs(state.logs_dir)
         state.logs_dir = str(logs.relative_to(folder.root))
         kept = self._drop_what_follows(folder, state, logs)
         self._root, self._storage = folder.root, storage
@@ -796,9 +797,9 @@ def append_row(
         raise HezarTrainError(
             "log() was called before train(): there is no log yet. Log from a hook, or after train()."
         )
-    logs = folder.logs(state)
+    logs = folder.logs(state.logs_dir)
     storage.writers += [JSONLinesWriter(logs / METRICS_FILE), CSVWriter(logs / csv_file)]
-    if list(logs.glob("events.out.tfevents.*")):
+    if list(logs.glob(f"{EVENTS_PREFIX}*")):
         storage.writers.append(TensorBoardWriter(logs))
     try:
         storage.log(values, step, state.epoch)
@@ -809,7 +810,7 @@ def append_row(
 def last_logged(folder: RunFolder, state: TrainerState, name: str) -> float | None:
     """Return the last value of a name that a run has logged until now; None if there is none, or no readable log."""
     try:
-        rows = read_rows(folder.logs(state) / METRICS_FILE) if state.logs_dir else []
+        rows = read_rows(folder.logs(state.logs_dir) / METRICS_FILE) if state.logs_dir else []
     except DataError:
         return None
     found = [row.values[name] for row in rows if name in row.values and row.step <= state.global_step]

@@ -18,7 +18,7 @@ from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Source, Splits, batch_length, seed_device
 from hezar_train.errors import DataError, HookError, HookTypeError
-from hezar_train.events import CSV_FILE, EventStorage, EventWriter, load_csv
+from hezar_train.events import EventStorage, EventWriter, load_csv
 from hezar_train.hooks.periodic import Checkpointed
 from hezar_train.hub import PushNames, PushOutcome
 from hezar_train.loop import (
@@ -36,6 +36,7 @@ from hezar_train.loop import (
 from hezar_train.metrics import MetricsHandler, settle_handler
 from hezar_train.optim import Schedule
 from hezar_train.plan import Plan
+from hezar_train.run_layout import CONFIG_FILE, CSV_FILE, HEZAR_CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
 from hezar_train.runtime import Runtime, build_runtime, prepare_model, prepare_with_plugin
 from hezar_train.state import TrainerState
 from hezar_train.terminal import print_facts
@@ -87,13 +88,13 @@ class Trainer:
     """
 
     trainer_subfolder: ClassVar[str] = "train"
-    trainer_config_file: ClassVar[str] = "train_config.yaml"
+    trainer_config_file: ClassVar[str] = CONFIG_FILE
     trainer_csv_log_file: ClassVar[str] = CSV_FILE
     dataset_config_file: ClassVar[str] = "dataset_config.yaml"
-    trainer_state_file: ClassVar[str] = "trainer_state.json"
-    optimizer_file: ClassVar[str] = "optimizer.safetensors"
+    trainer_state_file: ClassVar[str] = STATE_FILE
+    optimizer_file: ClassVar[str] = OPTIMIZER_FILE
     lr_scheduler_file: ClassVar[str] = "lr_scheduler.json"
-    model_file: ClassVar[str] = "model.safetensors"
+    model_file: ClassVar[str] = MODEL_FILE
     default_optimizer: ClassVar[str] = "adam"
     default_lr_scheduler: ClassVar[str | None] = None
 
@@ -141,7 +142,7 @@ class Trainer:
         model = self._model_or_built(model)
         self.config.validate()  # a field may have been assigned since it was built
         self.config = copy.deepcopy(self.config)
-        self.folder, self.data_collator = RunFolder(self.config), data_collator
+        self.folder, self.data_collator = RunFolder.of(self.config), data_collator
         self.runtime = build_runtime(self.config, accelerator)
         self.accelerator = self.runtime.accelerator
         seed_device(self.config.seed, self.runtime.device)
@@ -573,7 +574,7 @@ class Trainer:
         names = export.ExportNames(
             config=config_filename or self.trainer_config_file,
             model=model_filename or self.model_file,
-            model_config=model_config_filename or export.MODEL_CONFIG_FILE,
+            model_config=model_config_filename or HEZAR_CONFIG_FILE,
             subfolder=subfolder or self.trainer_subfolder,
             dataset_config=dataset_config_file or self.dataset_config_file,
             optimizer=optimizer_file or self.optimizer_file,
@@ -633,7 +634,7 @@ class Trainer:
         """Read the CSV log of this run, or of another logs folder, as a list per column."""
         if logs_dir is None and self.state.logs_dir is None:
             raise DataError("nothing was logged yet: train first, or pass the logs folder of a run")
-        folder = self.folder.logs(self.state) if logs_dir is None else Path(logs_dir)
+        folder = self.folder.logs(self.state.logs_dir) if logs_dir is None else Path(logs_dir)
         return load_csv(folder / self.trainer_csv_log_file)
 
     def print_info(self) -> None:
