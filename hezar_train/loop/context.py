@@ -82,6 +82,7 @@ BATCH_NAMES = frozenset({"batch", "outputs", "loss", "loss_regular"})
 """Names of a step that end with its batch."""
 MAY_BE_NONE = frozenset({"loss_value"})
 """Names of a step that hooks may read before they are known."""
+STEP_IS_TAKEN = "ctx.step is what the step under way knows; choose another name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,14 @@ class Context:
             value = value.obj
         if name in STEP_NAMES:
             setattr(self.step, name, value)
+        elif name == "step":  # the loop would go on with another one than hooks see
+            raise AttributeError(STEP_IS_TAKEN)
         else:
             self.__dict__[name] = value
 
     def __delattr__(self, name: str) -> None:
+        if name == "step":
+            raise AttributeError(STEP_IS_TAKEN)
         if name in STEP_NAMES and getattr(self.step, name) is not None:
             setattr(self.step, name, None)
         elif name in self.__dict__:
@@ -160,7 +165,8 @@ class Context:
 
     def take(self, names: Iterable[str]) -> dict[str, Any]:
         """Take names out of the innermost frame; return what they had."""
-        taken = {name: getattr(self, name) for name in names if name in self.__dict__ or self._is_of_step(name)}
+        own = self.__dict__.keys() - {"step"}
+        taken = {name: getattr(self, name) for name in names if name in own or self._is_of_step(name)}
         for name in taken:
             delattr(self, name)
         return taken

@@ -5,7 +5,7 @@ hook does what is due, in one order (`Due`): log, save, evaluate, best, stop. Sa
 that fails loses nothing. What an evaluation changes follows from its recorded result, so a resume applies the record
 again, or evaluates if there is none. All other hooks only ask: `request_save`, `request_stop`.
 
-At a resume everything past the checkpoint is moved to `*.dropped` first (`Records`), so that every value is there once.
+The files themselves, and what a resume cuts off them, are in `run_files`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,22 +25,13 @@ from torch import nn
 from hezar_train.checkpoint import Checkpoint, RunLock, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Window
-from hezar_train.errors import ConfigError, DataError, HezarTrainError, TrainingInterrupted, choices, suggestion
+from hezar_train.errors import ConfigError, DataError, TrainingInterrupted, choices, suggestion
 from hezar_train.events import (
     FAILED,
     FINISHED,
     INTERRUPTED,
-    METRICS_FILE,
-    CSVWriter,
     EventStorage,
-    JSONLinesWriter,
-    Ledger,
-    Row,
     Scalar,
-    TensorBoardWriter,
-    TrackerWriter,
-    keep_until,
-    read_rows,
 )
 from hezar_train.events.storage import RESERVED_NAMES
 from hezar_train.hooks.signals import StopFlag
@@ -49,7 +39,6 @@ from hezar_train.hub import HubRecord, Pusher, PushTarget
 from hezar_train.loop import Context, Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.plan import UNLIMITED, End, is_due
-from hezar_train.run_layout import EVENTS_PREFIX
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
@@ -61,13 +50,14 @@ from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.model_runner import DeviceHold, Weigher
 from hezar_train.trainer.optimization import FirstSettings, Optimization
+from hezar_train.trainer.run_files import RunFiles, last_logged
 from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
 from hezar_train.trainer.train_step import TrainStep, UpdateLog
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    pass
 
-__all__ = ["Actions", "Agreement", "Due", "Records", "RoutineResult", "RunSession", "TimeSpent", "append_row"]
+__all__ = ["Actions", "Agreement", "Due", "RoutineResult", "RunSession", "TimeSpent"]
 
 DATA, EVALUATION, SAVING, TRAINING = "data", "evaluation", "saving", "training"
 SECONDS_BETWEEN_NOTES = 30.0
@@ -139,7 +129,7 @@ class RunSession:
     def __post_init__(self) -> None:
         self._spent = TimeSpent()
         self._fit: Fit | None = None
-        self._records: Records | None = None
+        self._files: RunFiles | None = None
         self._pusher: Pusher | None = None
         self._noted_time, self._windows_seen = perf_counter(), 0
         self._totals: dict[str, int] = {}
@@ -327,7 +317,7 @@ class RunSession:
                     self.state.stop_reason = None
                 self.checkpointing.place_source()
                 self._begin_progress()
-                self._open_files()
+                self._open_all()
                 with self._brought_to_an_end():
                     self.checkpointing.reserve_buffers()
                     yield
@@ -376,19 +366,19 @@ class RunSession:
             enabled=self.runtime.is_main, steps_between=steps_between, shown=self.handler.shown,
         )  # fmt: skip
 
-    def _open_files(self) -> None:
+    def _open_all(self) -> None:
         """Open the run's files and begin to push, on the main process."""
         self._windows_seen, is_main = 0, self.runtime.is_main
-        self._records = self._open_records() if is_main else None
+        self._files = self._open_run_files() if is_main else None
         self.state.logs_dir = self.runtime.processes.share(self.state.logs_dir)
-        self.log_of_updates.open(None if self._records is None else self._records.ledger)
+        self.log_of_updates.open(None if self._files is None else self._files.ledger)
         self._pusher = pusher_of(self.setup.config, self.folder) if is_main else None
 
-    def _open_records(self) -> Records:
-        records = Records(self.folder, self.state, self.storage, self.setup.config, self.csv_file)
-        records.follow(self.runtime, self.folder.root.name, self.setup.config)
+    def _open_run_files(self) -> RunFiles:
+        files = RunFiles(self.folder, self.state, self.storage, self.setup.config, self.csv_file)
+        files.follow(self.runtime, self.folder.root.name, self.setup.config)
         self.storage.writers += self.verbs.build_writers()
-        return records
+        return files
 
     @contextmanager
     def _brought_to_an_end(self) -> Iterator[None]:
@@ -396,7 +386,7 @@ class RunSession:
         leaves_together = is_finished = False
         on_saved = None if self._pusher is None else self._pusher.note_saved
         writing = self.checkpointing.writing(
-            on_saved, is_kept=self._records is not None, while_closing=lambda: self._aside(SAVING)
+            on_saved, is_kept=self._files is not None, while_closing=lambda: self._aside(SAVING)
         )
         try:
             with self._files_closed(), writing, closing(self.setup.source):
@@ -417,10 +407,10 @@ class RunSession:
             yield
         finally:
             self.log_of_updates.close()
-            if self._records is not None:
-                self.state.files = self._records.flush()  # a second call of train() goes on from here
-                self._records.close()
-            self._records = None
+            if self._files is not None:
+                self.state.files = self._files.flush()  # a second call of train() goes on from here
+                self._files.close()
+            self._files = None
             self.progress.close()
 
     @contextmanager
@@ -468,7 +458,7 @@ class RunSession:
             return
         with self._aside(SAVING):
             if self._logs_are_out():
-                before_commit = None if self._records is None else self._records.sync
+                before_commit = None if self._files is None else self._files.sync
                 self.checkpointing.save(self._measured(), before_commit)
 
     def evaluate_and_update_best(self) -> None:
@@ -524,9 +514,9 @@ class RunSession:
     def _logs_are_out(self) -> bool:
         """Hand all lines on; tell whether there was room for them: no checkpoint is ahead of its logs."""
         is_full = False
-        if self._records is not None:
-            self.state.files = self._records.flush()
-            is_full = self._records.has_pending
+        if self._files is not None:
+            self.state.files = self._files.flush()
+            is_full = self._files.has_pending
         if self.checkpointing.saves_together:  # all save, or none
             is_full = self.runtime.processes.share(is_full)
         if is_full and self.runtime.is_main:
@@ -703,126 +693,6 @@ class TimeSpent:
         """Return the seconds so far, with what is left of them as training."""
         rest = perf_counter() - self._begun - sum(self._seconds.values())
         return {TRAINING: max(0.0, rest), **self._seconds}
-
-
-class Records:
-    """Open the files of a run; know their sizes, which a checkpoint keeps."""
-
-    def __init__(
-        self, folder: RunFolder, state: TrainerState, storage: EventStorage, config: TrainerConfig, csv_file: str
-    ) -> None:
-        logs = folder.logs(state.logs_dir)
-        state.logs_dir = str(logs.relative_to(folder.root))
-        kept = self._drop_what_follows(folder, state, logs)
-        self._root, self._storage = folder.root, storage
-        self._tracking: Accelerator | None = None
-        self.ledger = Ledger(folder.ledger)
-        self._metrics = JSONLinesWriter(logs / METRICS_FILE)
-        table = CSVWriter(logs / csv_file)
-        if kept is not None:
-            table.rebuild(kept)
-            storage.recall(kept)
-        storage.writers += [self._metrics, table]
-        if config.trackers is None or "tensorboard" in config.trackers:
-            storage.writers.append(_tensorboard(logs, kept, state.global_step))
-
-    def follow(self, runtime: Runtime, name: str, config: TrainerConfig) -> None:
-        """Pass rows on to the Accelerator's trackers as well, starting those that the config names."""
-        accelerator = runtime.accelerator
-        if accelerator.log_with and not accelerator.trackers:
-            facts = {
-                key: value for key, value in config.to_dict().items() if isinstance(value, str | int | float | bool)
-            }
-            accelerator.init_trackers(name, config=facts)
-            self._tracking = accelerator
-        if accelerator.trackers:
-            self._storage.writers.append(TrackerWriter(accelerator))
-
-    def flush(self) -> dict[str, int]:
-        """Hand all lines to the operating system; return the sizes that a checkpoint taken now must keep."""
-        self.ledger.flush()
-        self._storage.flush()
-        lines = [one for one in self._storage.writers if isinstance(one, JSONLinesWriter)]  # also a user's own
-        files: list[Ledger | JSONLinesWriter] = [self.ledger, *lines]
-        return {self._name_of(file.path): file.size for file in files}
-
-    def _name_of(self, path: Path) -> str:
-        """Name a file from the run's folder on, so that the folder may move; one outside has its full path."""
-        is_inside = path.resolve().is_relative_to(self._root.resolve())
-        return str(path.resolve().relative_to(self._root.resolve()) if is_inside else path.resolve())
-
-    @property
-    def has_pending(self) -> bool:
-        """Tell whether lines wait for room on the disk."""
-        return self.ledger.has_pending or self._metrics.has_pending
-
-    def sync(self) -> None:
-        """Make the flushed lines survive a power cut."""
-        self.ledger.sync()
-        self._storage.sync()
-
-    def close(self) -> None:
-        """Flush and close everything."""
-        self.ledger.close()
-        try:
-            self._storage.close()
-        finally:
-            self._finish_trackers()
-
-    def _finish_trackers(self) -> None:
-        """End the trackers that were started here; those of a user go on."""
-        if self._tracking is None:
-            return
-        started, self._tracking.trackers = self._tracking.trackers, []
-        for tracker in started:
-            tracker.finish()
-
-    @staticmethod
-    def _drop_what_follows(folder: RunFolder, state: TrainerState, logs: Path) -> list[Row] | None:
-        """Cut the files back to the checkpoint; return the rows kept, None at a fresh start."""
-        if state.global_step == 0:
-            return None
-        for name, size in state.files.items():
-            if (surplus := keep_until(folder.root / name, size)) < 0:
-                logger.warning("%s lacks %d bytes of what the checkpoint knew: part of it is lost", name, -surplus)
-        folder.drop_evaluations_after(state.global_step)
-        return read_rows(logs / METRICS_FILE)
-
-
-def append_row(
-    folder: RunFolder, state: TrainerState, storage: EventStorage, csv_file: str, values: Mapping[str, float], step: int
-) -> None:
-    """Write one more row behind those of a run that has ended."""
-    if state.logs_dir is None:
-        raise HezarTrainError(
-            "log() was called before train(): there is no log yet. Log from a hook, or after train()."
-        )
-    logs = folder.logs(state.logs_dir)
-    storage.writers += [JSONLinesWriter(logs / METRICS_FILE), CSVWriter(logs / csv_file)]
-    if list(logs.glob(f"{EVENTS_PREFIX}*")):
-        storage.writers.append(TensorBoardWriter(logs))
-    try:
-        storage.log(values, step, state.epoch)
-    finally:
-        storage.close()
-
-
-def last_logged(folder: RunFolder, state: TrainerState, name: str) -> float | None:
-    """Return the last value of a name that a run has logged until now; None if there is none, or no readable log."""
-    try:
-        rows = read_rows(folder.logs(state.logs_dir) / METRICS_FILE) if state.logs_dir else []
-    except DataError:
-        return None
-    found = [row.values[name] for row in rows if name in row.values and row.step <= state.global_step]
-    return found[-1] if found else None
-
-
-def _tensorboard(logs: Path, kept: list[Row] | None, step: int) -> TensorBoardWriter:
-    if kept is None:
-        return TensorBoardWriter(logs)
-    writer = TensorBoardWriter(logs, purge_step=step)
-    writer.write([row for row in kept if row.step == step])
-    return writer
 
 
 def pusher_of(config: TrainerConfig, folder: RunFolder) -> Pusher | None:

@@ -59,7 +59,8 @@ from hezar_train.trainer.optimization import (
 )
 from hezar_train.trainer.reconfigure import reconfigure, refuse_built_in, refuse_while_learning, reschedule
 from hezar_train.trainer.report_samples import Drawn
-from hezar_train.trainer.session import RoutineResult, append_row
+from hezar_train.trainer.run_files import append_row
+from hezar_train.trainer.session import RoutineResult
 from hezar_train.trainer.train_data import RunSetup, TrainData, size_of
 from hezar_train.types import Mode
 

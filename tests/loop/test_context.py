@@ -187,14 +187,23 @@ class TestStep:
 
     def test_a_name_of_a_step_may_be_given_another_life(self) -> None:
         ctx = Context()
-        ctx.batch = CtxVar("kept", Lifecycle.EPOCH)
-        ctx.grad_norm = CtxVar(1.0, Lifecycle.BATCH)
-        assert (ctx.step.batch, ctx.step.grad_norm) == ("kept", 1.0)
+        ctx.loss, ctx.grad_norm = CtxVar("kept", Lifecycle.EPOCH), CtxVar(1.0, Lifecycle.BATCH)
+        assert (ctx.step.loss, ctx.step.grad_norm) == ("kept", 1.0)
         ctx.clear(Lifecycle.BATCH)
-        assert "grad_norm" not in ctx
-        ctx.batch = CtxVar("kept", Lifecycle.EPOCH)
+        assert (ctx.loss, "grad_norm" in ctx) == ("kept", False)
         ctx.clear(Lifecycle.EPOCH)
-        assert "batch" not in ctx
+        assert "loss" not in ctx
+
+    def test_the_step_itself_is_no_name_to_assign_or_to_take(self) -> None:
+        ctx = Context()
+        step = ctx.step
+        words = r"ctx\.step is what the step under way knows; choose another name"
+        with pytest.raises(AttributeError, match=words):
+            ctx.step = 3  # type: ignore[assignment]
+        with pytest.raises(AttributeError, match=words):
+            del ctx.step
+        assert ctx.take(["step"]) == {}
+        assert ctx.step is step
 
     def test_a_routine_inside_another_has_a_step_of_its_own(self) -> None:
         ctx = Context()

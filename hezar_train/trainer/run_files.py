@@ -1,0 +1,154 @@
+"""The append-only files of a run while it trains: metrics, CSV, TensorBoard, trackers, ledger.
+
+At a resume everything past the checkpoint is moved to `*.dropped` first, so that every value is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hezar_train.config import TrainerConfig
+from hezar_train.errors import DataError, HezarTrainError
+from hezar_train.events import (
+    METRICS_FILE,
+    CSVWriter,
+    EventStorage,
+    JSONLinesWriter,
+    Ledger,
+    Row,
+    TensorBoardWriter,
+    TrackerWriter,
+    keep_until,
+    read_rows,
+)
+from hezar_train.run_layout import EVENTS_PREFIX
+from hezar_train.runtime import Runtime, logger
+from hezar_train.state import TrainerState
+from hezar_train.trainer.folder import RunFolder
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+__all__ = ["RunFiles", "append_row", "last_logged"]
+
+
+class RunFiles:
+    """Open the files of a run; know their sizes, which a checkpoint keeps."""
+
+    def __init__(
+        self, folder: RunFolder, state: TrainerState, storage: EventStorage, config: TrainerConfig, csv_file: str
+    ) -> None:
+        logs = folder.logs(state.logs_dir)
+        state.logs_dir = str(logs.relative_to(folder.root))
+        kept = self._drop_what_follows(folder, state, logs)
+        self._root, self._storage = folder.root, storage
+        self._tracking: Accelerator | None = None
+        self.ledger = Ledger(folder.ledger)
+        self._metrics = JSONLinesWriter(logs / METRICS_FILE)
+        table = CSVWriter(logs / csv_file)
+        if kept is not None:
+            table.rebuild(kept)
+            storage.recall(kept)
+        storage.writers += [self._metrics, table]
+        if config.trackers is None or "tensorboard" in config.trackers:
+            storage.writers.append(_tensorboard(logs, kept, state.global_step))
+
+    def follow(self, runtime: Runtime, name: str, config: TrainerConfig) -> None:
+        """Pass rows on to the Accelerator's trackers as well, starting those that the config names."""
+        accelerator = runtime.accelerator
+        if accelerator.log_with and not accelerator.trackers:
+            facts = {
+                key: value for key, value in config.to_dict().items() if isinstance(value, str | int | float | bool)
+            }
+            accelerator.init_trackers(name, config=facts)
+            self._tracking = accelerator
+        if accelerator.trackers:
+            self._storage.writers.append(TrackerWriter(accelerator))
+
+    def flush(self) -> dict[str, int]:
+        """Hand all lines to the operating system; return the sizes that a checkpoint taken now must keep."""
+        self.ledger.flush()
+        self._storage.flush()
+        lines = [one for one in self._storage.writers if isinstance(one, JSONLinesWriter)]  # also a user's own
+        files: list[Ledger | JSONLinesWriter] = [self.ledger, *lines]
+        return {self._name_of(file.path): file.size for file in files}
+
+    def _name_of(self, path: Path) -> str:
+        """Name a file from the run's folder on, so that the folder may move; one outside has its full path."""
+        is_inside = path.resolve().is_relative_to(self._root.resolve())
+        return str(path.resolve().relative_to(self._root.resolve()) if is_inside else path.resolve())
+
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether lines wait for room on the disk."""
+        return self.ledger.has_pending or self._metrics.has_pending
+
+    def sync(self) -> None:
+        """Make the flushed lines survive a power cut."""
+        self.ledger.sync()
+        self._storage.sync()
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self.ledger.close()
+        try:
+            self._storage.close()
+        finally:
+            self._finish_trackers()
+
+    def _finish_trackers(self) -> None:
+        """End the trackers that were started here; those of a user go on."""
+        if self._tracking is None:
+            return
+        started, self._tracking.trackers = self._tracking.trackers, []
+        for tracker in started:
+            tracker.finish()
+
+    @staticmethod
+    def _drop_what_follows(folder: RunFolder, state: TrainerState, logs: Path) -> list[Row] | None:
+        """Cut the files back to the checkpoint; return the rows kept, None at a fresh start."""
+        if state.global_step == 0:
+            return None
+        for name, size in state.files.items():
+            if (surplus := keep_until(folder.root / name, size)) < 0:
+                logger.warning("%s lacks %d bytes of what the checkpoint knew: part of it is lost", name, -surplus)
+        folder.drop_evaluations_after(state.global_step)
+        return read_rows(logs / METRICS_FILE)
+
+
+def append_row(
+    folder: RunFolder, state: TrainerState, storage: EventStorage, csv_file: str, values: Mapping[str, float], step: int
+) -> None:
+    """Write one more row behind those of a run that has ended."""
+    if state.logs_dir is None:
+        raise HezarTrainError(
+            "log() was called before train(): there is no log yet. Log from a hook, or after train()."
+        )
+    logs = folder.logs(state.logs_dir)
+    storage.writers += [JSONLinesWriter(logs / METRICS_FILE), CSVWriter(logs / csv_file)]
+    if list(logs.glob(f"{EVENTS_PREFIX}*")):
+        storage.writers.append(TensorBoardWriter(logs))
+    try:
+        storage.log(values, step, state.epoch)
+    finally:
+        storage.close()
+
+
+def last_logged(folder: RunFolder, state: TrainerState, name: str) -> float | None:
+    """Return the last value of a name that a run has logged until now; None if there is none, or no readable log."""
+    try:
+        rows = read_rows(folder.logs(state.logs_dir) / METRICS_FILE) if state.logs_dir else []
+    except DataError:
+        return None
+    found = [row.values[name] for row in rows if name in row.values and row.step <= state.global_step]
+    return found[-1] if found else None
+
+
+def _tensorboard(logs: Path, kept: list[Row] | None, step: int) -> TensorBoardWriter:
+    if kept is None:
+        return TensorBoardWriter(logs)
+    writer = TensorBoardWriter(logs, purge_step=step)
+    writer.write([row for row in kept if row.step == step])
+    return writer
