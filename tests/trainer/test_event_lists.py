@@ -1,4 +1,4 @@
-"""Every event of every routine, in order, each list written out in full: what fires, in which mode, for which model."""
+"""Every event of every routine, in order, written out in full: what fires, in which mode, for which model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from hezar_train import MultiModelTrainer, Trainer, TrainerConfig
 from hezar_train.loop import Context, Moment
 from hezar_train.types import Mode
+from tests.trainer.event_tables import events_of
 
 Build = Callable[..., Trainer]
 SMALL: dict[str, Any] = {"batch_size": 2, "learning_rate": 0.1, "criterion": "CrossEntropyLoss"}
@@ -67,103 +68,92 @@ def test_train_walks_every_moment_and_evaluates_inside(toy: Build, rows: Any) ->
     trainer = toy(train_dataset=rows(6), eval_dataset=rows(3), gradient_accumulation_steps=2, **SMALL)
     events = record(trainer)
     trainer.train()
-    assert events == [
-        ("train", "on_fit_start"), ("train", "on_epoch_start"),
-        ("train", "on_batch_start"), ("train", "on_batch_forward"), ("train", "on_batch_backward"),
-        ("train", "on_batch_end"),
-        ("train", "on_batch_start"), ("train", "on_batch_forward"), ("train", "on_batch_backward"),
-        ("train", "on_update"), ("train", "on_batch_end"),
-        ("train", "on_batch_start"), ("train", "on_batch_forward"), ("train", "on_batch_backward"),
-        ("train", "on_update"), ("train", "on_batch_end"),
-        ("train", "on_epoch_end"),
-        ("val", "on_fit_start"), ("val", "on_epoch_start"),
-        ("val", "on_batch_start"), ("val", "on_batch_forward"), ("val", "on_batch_backward"), ("val", "on_batch_end"),
-        ("val", "on_batch_start"), ("val", "on_batch_forward"), ("val", "on_batch_backward"), ("val", "on_batch_end"),
-        ("val", "on_epoch_end"), ("val", "on_fit_end"),
-        ("train", "on_fit_end"),
-    ]  # fmt: skip
+    assert events == events_of(
+        """
+        train:  fit_start epoch_start
+        train:  batch_start batch_forward batch_backward batch_end
+        train:  batch_start batch_forward batch_backward gradients update batch_end
+        train:  batch_start batch_forward batch_backward gradients update batch_end
+        train:  epoch_end
+        val:    fit_start epoch_start
+        val:    batch_start batch_forward batch_backward batch_end
+        val:    batch_start batch_forward batch_backward batch_end
+        val:    epoch_end fit_end
+        train:  fit_end
+        """
+    )
 
 
 def test_evaluate_walks_one_epoch_without_updates(toy: Build, rows: Any) -> None:
     trainer = toy(train_dataset=rows(4), eval_dataset=rows(3), **SMALL)
     events = record(trainer)
     trainer.evaluate()
-    assert events == [
-        ("val", "on_fit_start"), ("val", "on_epoch_start"),
-        ("val", "on_batch_start"), ("val", "on_batch_forward"), ("val", "on_batch_backward"), ("val", "on_batch_end"),
-        ("val", "on_batch_start"), ("val", "on_batch_forward"), ("val", "on_batch_backward"), ("val", "on_batch_end"),
-        ("val", "on_epoch_end"), ("val", "on_fit_end"),
-    ]  # fmt: skip
+    assert events == events_of(
+        """
+        val:    fit_start epoch_start
+        val:    batch_start batch_forward batch_backward batch_end
+        val:    batch_start batch_forward batch_backward batch_end
+        val:    epoch_end fit_end
+        """
+    )
 
 
 def test_finetune_walks_like_train_and_evaluates_nothing(toy: Build, rows: Any) -> None:
     trainer = toy(train_dataset=rows(4), eval_dataset=rows(3), finetune_steps=2, **SMALL)
     events = record(trainer)
     trainer.finetune()
-    assert events == [
-        ("finetune", "on_fit_start"), ("finetune", "on_epoch_start"),
-        ("finetune", "on_batch_start"), ("finetune", "on_batch_forward"), ("finetune", "on_batch_backward"),
-        ("finetune", "on_update"), ("finetune", "on_batch_end"),
-        ("finetune", "on_batch_start"), ("finetune", "on_batch_forward"), ("finetune", "on_batch_backward"),
-        ("finetune", "on_update"), ("finetune", "on_batch_end"),
-        ("finetune", "on_epoch_end"), ("finetune", "on_fit_end"),
-    ]  # fmt: skip
+    assert events == events_of(
+        """
+        finetune:  fit_start epoch_start
+        finetune:  batch_start batch_forward batch_backward gradients update batch_end
+        finetune:  batch_start batch_forward batch_backward gradients update batch_end
+        finetune:  epoch_end fit_end
+        """
+    )
 
 
 def test_sequential_models_walk_two_complete_routines_back_to_back(pair: Any, rows: Any) -> None:
     trainer = pair("sequential", eval_dataset=[(row["x"], row["labels"]) for row in rows(2)])
     events = record_models(trainer)
     trainer.train()
-    assert events == [
-        ("train", "on_fit_start", 0), ("train", "on_epoch_start", 0),
-        ("train", "on_batch_start", 0), ("train", "on_batch_forward", 0), ("train", "on_batch_backward", 0),
-        ("train", "on_update", 0), ("train", "on_batch_end", 0),
-        ("train", "on_batch_start", 0), ("train", "on_batch_forward", 0), ("train", "on_batch_backward", 0),
-        ("train", "on_update", 0), ("train", "on_batch_end", 0),
-        ("train", "on_epoch_end", 0),
-        ("val", "on_fit_start", 0), ("val", "on_epoch_start", 0),
-        ("val", "on_batch_start", 0), ("val", "on_batch_forward", 0), ("val", "on_batch_backward", 0),
-        ("val", "on_batch_end", 0),
-        ("val", "on_epoch_end", 0), ("val", "on_fit_end", 0),
-        ("train", "on_fit_end", 0),
-        ("train", "on_fit_start", 1), ("train", "on_epoch_start", 1),
-        ("train", "on_batch_start", 1), ("train", "on_batch_forward", 1), ("train", "on_batch_backward", 1),
-        ("train", "on_update", 1), ("train", "on_batch_end", 1),
-        ("train", "on_batch_start", 1), ("train", "on_batch_forward", 1), ("train", "on_batch_backward", 1),
-        ("train", "on_update", 1), ("train", "on_batch_end", 1),
-        ("train", "on_epoch_end", 1),
-        ("val", "on_fit_start", 1), ("val", "on_epoch_start", 1),
-        ("val", "on_batch_start", 1), ("val", "on_batch_forward", 1), ("val", "on_batch_backward", 1),
-        ("val", "on_batch_end", 1),
-        ("val", "on_epoch_end", 1), ("val", "on_fit_end", 1),
-        ("train", "on_fit_end", 1),
-    ]  # fmt: skip
+    assert events == events_of(
+        """
+        train 0:  fit_start epoch_start
+        train 0:  batch_start batch_forward batch_backward gradients update batch_end
+        train 0:  batch_start batch_forward batch_backward gradients update batch_end
+        train 0:  epoch_end
+        val 0:    fit_start epoch_start
+        val 0:    batch_start batch_forward batch_backward batch_end
+        val 0:    epoch_end fit_end
+        train 0:  fit_end
+        train 1:  fit_start epoch_start
+        train 1:  batch_start batch_forward batch_backward gradients update batch_end
+        train 1:  batch_start batch_forward batch_backward gradients update batch_end
+        train 1:  epoch_end
+        val 1:    fit_start epoch_start
+        val 1:    batch_start batch_forward batch_backward batch_end
+        val 1:    epoch_end fit_end
+        train 1:  fit_end
+        """
+    )
 
 
 def test_parallel_models_take_turns_at_every_moment_and_the_first_is_evaluated(pair: Any, rows: Any) -> None:
     trainer = pair("parallel", eval_dataset=[(row["x"], row["labels"]) for row in rows(2)])
     events = record_models(trainer)
     trainer.train()
-    assert events == [
-        ("train", "on_fit_start", 0), ("train", "on_fit_start", 1),
-        ("train", "on_epoch_start", 0), ("train", "on_epoch_start", 1),
-        ("train", "on_batch_start", 0), ("train", "on_batch_start", 1),
-        ("train", "on_batch_forward", 0), ("train", "on_batch_forward", 1),
-        ("train", "on_batch_backward", 0), ("train", "on_batch_backward", 1),
-        ("train", "on_update", 0), ("train", "on_update", 1),
-        ("train", "on_batch_end", 0), ("train", "on_batch_end", 1),
-        ("train", "on_batch_start", 0), ("train", "on_batch_start", 1),
-        ("train", "on_batch_forward", 0), ("train", "on_batch_forward", 1),
-        ("train", "on_batch_backward", 0), ("train", "on_batch_backward", 1),
-        ("train", "on_update", 0), ("train", "on_update", 1),
-        ("train", "on_batch_end", 0), ("train", "on_batch_end", 1),
-        ("train", "on_epoch_end", 0), ("train", "on_epoch_end", 1),
-        ("val", "on_fit_start", 0), ("val", "on_epoch_start", 0),
-        ("val", "on_batch_start", 0), ("val", "on_batch_forward", 0), ("val", "on_batch_backward", 0),
-        ("val", "on_batch_end", 0),
-        ("val", "on_epoch_end", 0), ("val", "on_fit_end", 0),
-        ("train", "on_fit_end", 0), ("train", "on_fit_end", 1),
-    ]  # fmt: skip
+    assert events == events_of(
+        """
+        train 0 1:  fit_start epoch_start
+        train 0 1:  batch_start batch_forward batch_backward gradients update batch_end
+        train 0 1:  batch_start batch_forward batch_backward gradients update batch_end
+        train 0 1:  epoch_end
+        val 0:      fit_start epoch_start
+        val 0:      batch_start batch_forward batch_backward batch_end
+        val 0:      epoch_end fit_end
+        train 0 1:  fit_end
+        """
+    )
 
 
 def test_an_exception_in_a_step_leads_straight_to_the_end_of_the_run(toy: Build, rows: Any) -> None:
@@ -177,13 +167,14 @@ def test_an_exception_in_a_step_leads_straight_to_the_end_of_the_run(toy: Build,
     trainer.hooks[Mode.TRAIN].register(boom, Moment.BATCH_BACKWARD)
     with pytest.raises(BoomError):
         trainer.train()
-    assert events == [
-        ("train", "on_fit_start"), ("train", "on_epoch_start"),
-        ("train", "on_batch_start"), ("train", "on_batch_forward"), ("train", "on_batch_backward"),
-        ("train", "on_update"), ("train", "on_batch_end"),
-        ("train", "on_batch_start"), ("train", "on_batch_forward"), ("train", "on_batch_backward"),
-        ("train", "on_fit_end"),
-    ]  # fmt: skip
+    assert events == events_of(
+        """
+        train:  fit_start epoch_start
+        train:  batch_start batch_forward batch_backward gradients update batch_end
+        train:  batch_start batch_forward batch_backward
+        train:  fit_end
+        """
+    )
 
 
 def test_an_exception_in_an_evaluation_ends_the_evaluation_and_then_the_run(toy: Build, rows: Any) -> None:
@@ -196,16 +187,17 @@ def test_an_exception_in_an_evaluation_ends_the_evaluation_and_then_the_run(toy:
     trainer.hooks[Mode.VAL].register(boom, Moment.BATCH_FORWARD)
     with pytest.raises(BoomError):
         trainer.train()
-    assert events == [
-        ("train", "on_fit_start"), ("train", "on_epoch_start"),
-        ("train", "on_batch_start"), ("train", "on_batch_forward"), ("train", "on_batch_backward"),
-        ("train", "on_update"), ("train", "on_batch_end"),
-        ("train", "on_epoch_end"),
-        ("val", "on_fit_start"), ("val", "on_epoch_start"),
-        ("val", "on_batch_start"), ("val", "on_batch_forward"),
-        ("val", "on_fit_end"),
-        ("train", "on_fit_end"),
-    ]  # fmt: skip
+    assert events == events_of(
+        """
+        train:  fit_start epoch_start
+        train:  batch_start batch_forward batch_backward gradients update batch_end
+        train:  epoch_end
+        val:    fit_start epoch_start
+        val:    batch_start batch_forward
+        val:    fit_end
+        train:  fit_end
+        """
+    )
 
 
 def test_an_exception_in_one_models_turn_is_told_to_both_models(pair: Any) -> None:
@@ -218,10 +210,10 @@ def test_an_exception_in_one_models_turn_is_told_to_both_models(pair: Any) -> No
     trainer.register_hook_in_train(boom, Moment.BATCH_FORWARD, model_idx=1)
     with pytest.raises(BoomError):
         trainer.train()
-    assert events == [
-        ("train", "on_fit_start", 0), ("train", "on_fit_start", 1),
-        ("train", "on_epoch_start", 0), ("train", "on_epoch_start", 1),
-        ("train", "on_batch_start", 0), ("train", "on_batch_start", 1),
-        ("train", "on_batch_forward", 0), ("train", "on_batch_forward", 1),
-        ("train", "on_fit_end", 0), ("train", "on_fit_end", 1),
-    ]  # fmt: skip
+    assert events == events_of(
+        """
+        train 0 1:  fit_start epoch_start
+        train 0 1:  batch_start batch_forward
+        train 0 1:  fit_end
+        """
+    )

@@ -15,6 +15,7 @@ from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import HookError
 from hezar_train.loop import Moment
 from hezar_train.types import Mode
+from tests.trainer.event_tables import events_of
 
 Build = Callable[..., Trainer]
 
@@ -25,66 +26,92 @@ class Recorder(Hook):
     modes = frozenset({Mode.TRAIN, Mode.VAL})
 
     def __init__(self) -> None:
-        self.moments: list[str] = []
-
-    def _note(self, name: str, ctx: Any) -> None:
-        self.moments.append(f"{ctx.mode} {name}")
+        self.events: list[tuple[str, str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name in {moment.value for moment in Moment}:
-            return lambda ctx: self._note(name.removeprefix("on_"), ctx)
+            return lambda ctx: self.events.append((str(ctx.mode), name))
         raise AttributeError(name)
 
 
-def of_train(*names: str) -> list[str]:
-    return [f"train {name}" for name in names]
+EVALUATION = """
+    val:    fit_start epoch_start
+    val:    batch_start batch_forward batch_backward batch_end
+    val:    batch_start batch_forward batch_backward batch_end
+    val:    epoch_end fit_end
+"""
+EPOCH_IN_WINDOWS_OF_TWO = f"""
+    train:  epoch_start
+    train:  batch_start batch_forward batch_backward batch_end
+    train:  batch_start batch_forward batch_backward gradients update batch_end
+    train:  batch_start batch_forward batch_backward batch_end
+    train:  batch_start batch_forward batch_backward gradients update batch_end
+    train:  batch_start batch_forward batch_backward gradients update batch_end
+    train:  epoch_end
+    {EVALUATION}
+"""
+END_OF_THE_RUN = f"""
+    train:  epoch_end
+    {EVALUATION}
+    train:  fit_end
+"""
 
 
-STEP = of_train("batch_start", "batch_forward", "batch_backward", "batch_end")
-CLOSING_STEP = of_train("batch_start", "batch_forward", "batch_backward", "update", "batch_end")
-EVALUATION = [
-    f"val {name}"
-    for name in [
-        "fit_start", "epoch_start", *["batch_start", "batch_forward", "batch_backward", "batch_end"] * 2,
-        "epoch_end", "fit_end",
-    ]
-]  # fmt: skip
+def ends_with(recorder: Recorder, table: str) -> bool:
+    """Tell whether a recording ends with the events of a table."""
+    expected = events_of(table)
+    return recorder.events[-len(expected) :] == expected
 
 
 class TestTheWalk:
     def test_two_epochs_with_windows_of_two_and_an_evaluation_each(self, toy: Build, rows: Any) -> None:
         recorder = Recorder()
         toy(hooks=[recorder], eval_dataset=rows(6), num_epochs=2, gradient_accumulation_steps=2).train()
-        epoch = of_train("epoch_start") + 2 * (STEP + CLOSING_STEP) + CLOSING_STEP + of_train("epoch_end") + EVALUATION
-        assert recorder.moments == of_train("fit_start") + 2 * epoch + of_train("fit_end")
+        assert recorder.events == events_of(
+            f"""
+            train:  fit_start
+            {EPOCH_IN_WINDOWS_OF_TWO}
+            {EPOCH_IN_WINDOWS_OF_TWO}
+            train:  fit_end
+            """
+        )
 
     def test_an_evaluation_inside_an_epoch_follows_its_update(self, toy: Build, rows: Any) -> None:
         recorder = Recorder()
         toy(hooks=[recorder], eval_dataset=rows(6), eval_steps=2, max_steps=3).train()
-        expected = of_train("fit_start", "epoch_start") + 2 * CLOSING_STEP + EVALUATION + CLOSING_STEP
-        assert recorder.moments == expected + of_train("epoch_end") + EVALUATION + of_train("fit_end")
+        assert recorder.events == events_of(
+            f"""
+            train:  fit_start epoch_start
+            train:  batch_start batch_forward batch_backward gradients update batch_end
+            train:  batch_start batch_forward batch_backward gradients update batch_end
+            {EVALUATION}
+            train:  batch_start batch_forward batch_backward gradients update batch_end
+            {END_OF_THE_RUN}
+            """
+        )
 
     def test_an_evaluation_alone_walks_the_same_way(self, toy: Build, rows: Any) -> None:
         recorder = Recorder()
         toy(hooks=[recorder], eval_dataset=rows(6)).evaluate()
-        assert recorder.moments == EVALUATION
+        assert recorder.events == events_of(EVALUATION)
 
     def test_what_is_due_happens_in_one_order(self, toy: Build, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         done: list[str] = []
         trainer = toy(eval_dataset=rows(6), lr_scheduler="step", lr_scheduler_kwargs={"step_size": 1})
         for owner, name in (
-            (trainer.storage, "log"), (trainer._snapshot, "take"), (trainer, "evaluate"),
+            (trainer.storage, "log"), (trainer.parts.checkpointing, "save"), (trainer, "evaluate"),
             (trainer.state, "update_best_results"), (trainer.lr_scheduler, "step"),
         ):  # fmt: skip
             monkeypatch.setattr(owner, name, _noting(done, name, getattr(owner, name)))
         trainer.train()
         # the schedule belongs to the update; what it changed is saved; the evaluation is logged and then judged
         assert done[-6:] == [
-            "step", "log", "take", "evaluate", "log", "update_best_results",
+            "step", "log", "save", "evaluate", "log", "update_best_results",
         ]  # fmt: skip
 
     def test_the_default_hooks_are_listed_by_name(self, toy: Build) -> None:
         hooks = toy().hooks
+        assert hooks[Mode.TRAIN].names("on_gradients") == ["gather"]
         assert hooks[Mode.TRAIN].names("on_update") == ["guard", "clip", "step", "zero_grad"]
         assert hooks[Mode.TRAIN].names("on_batch_start") == ["seed", "prepare_input"]
         assert hooks[Mode.TRAIN].names("on_batch_end") == ["count", "schedule", "keep_place", "progress", "due"]
@@ -113,8 +140,8 @@ class TestMaxSteps:
             "00000005.json",
             "00000007.json",
         ]
-        assert recorder.moments.count("val fit_start") == 2
-        assert recorder.moments[-len(EVALUATION) - 2 :] == of_train("epoch_end") + EVALUATION + of_train("fit_end")
+        assert recorder.events.count(("val", "on_fit_start")) == 2
+        assert ends_with(recorder, END_OF_THE_RUN)
 
     def test_a_share_is_rounded_up_once_over_the_whole_run(self, toy: Build) -> None:
         trainer = toy(num_epochs=3, max_steps=0.5)
@@ -173,8 +200,15 @@ class TestFailures:
             trainer.train()
         assert boom.failed is raised.value
         assert saved_steps() == []
-        expected = of_train("fit_start", "epoch_start") + 2 * CLOSING_STEP
-        assert recorder.moments == expected + of_train("batch_start", "batch_forward", "batch_backward", "fit_end")
+        assert recorder.events == events_of(
+            """
+            train:  fit_start epoch_start
+            train:  batch_start batch_forward batch_backward gradients update batch_end
+            train:  batch_start batch_forward batch_backward gradients update batch_end
+            train:  batch_start batch_forward batch_backward
+            train:  fit_end
+            """
+        )
 
     def test_a_run_that_ends_well_has_not_failed(self, toy: Build) -> None:
         boom = Boom(at_step=99)
@@ -332,7 +366,7 @@ class TestRequests:
         trainer.train()
         assert trainer.state.global_step == 7
         assert saved_steps() == [5, 7]
-        assert recorder.moments[-len(EVALUATION) - 2 :] == of_train("epoch_end") + EVALUATION + of_train("fit_end")
+        assert ends_with(recorder, END_OF_THE_RUN)
         state = json.loads((tmp_path / "run/checkpoints/00000007/trainer_state.json").read_text())["state"]
         assert state["stop_reason"] == "good enough"
 
