@@ -421,15 +421,16 @@ class TestKinds:
     def test_several_models_are_saved_as_one_round(
         self, classifier: type[nn.Module], splits: dict[str, Any], tmp_path: Path
     ) -> None:
-        config = TrainerConfig(tmp_path / "run", criterion="CrossEntropyLoss", local_update_steps=2, do_evaluate=False)
-        several = MultiModelTrainer(config, {"one": classifier(), "two": classifier()}, splits)
-        alike = GeneralMultiModelTrainer(2, model=classifier(), data=splits, config=config)
-        for number, trainer in enumerate((several, alike)):
+        given = {"criterion": "CrossEntropyLoss", "local_update_steps": 2, "do_evaluate": False}
+        one, other = (TrainerConfig(tmp_path / name, **given) for name in ("one", "other"))
+        several = MultiModelTrainer(one, {"one": classifier(), "two": classifier()}, splits)
+        alike = GeneralMultiModelTrainer(2, model=classifier(), data=splits, config=other)
+        for trainer in (several, alike):
             trainer.discharge_model()
-            assert self.saves_and_loads(trainer, tmp_path / str(number))
-            trainer.cfg = TrainerConfig.from_dict(config.to_dict() | {"local_update_steps": 3})
-            assert trainer.plan.total_steps == 3
-            assert trainer.print_trainer_meta_info().startswith("model: ")
+            assert self.saves_and_loads(trainer, trainer.folder.root / "round")
+            trainer.cfg = TrainerConfig.from_dict(trainer.cfg.to_dict() | {"do_evaluate": True})
+            assert trainer.ctx.cfg.do_evaluate
+            assert "exchanged: " in trainer.print_trainer_meta_info()
 
     @pytest.mark.parametrize("trainer_type", ["general", "ditto"])
     def test_what_is_built_by_name_has_them(
