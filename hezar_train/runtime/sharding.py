@@ -91,7 +91,7 @@ class ShardedParallel(DataParallel):
 
     def start_over(self) -> None:
         """Forget what a step that failed half way has left behind, in the model too."""
-        if self._gathered:  # before the first forward there is no such state, and torch refuses
+        if self._gathered:  # before the first forward there is nothing to reset
             sharded_modules(self._model)[0].reset_iter_state()
         for parameter in self._gathered:
             parameter.grad = None
