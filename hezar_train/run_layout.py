@@ -189,11 +189,11 @@ class RunLayout:
 
     def evaluation_records(self) -> dict[int, Path]:
         """Return the records of all evaluations by their steps, ascending."""
-        return _by_step(self.evaluations, "*.json")
+        return _by_step(self.evaluations, ".json")
 
     def checkpoint_folders(self) -> dict[int, Path]:
         """Return the folders of all checkpoints by their steps, ascending; none of them is verified."""
-        return _by_step(self.checkpoints, "*")
+        return _by_step(self.checkpoints)
 
 
 def _find_config(root: Path) -> Path:
@@ -204,7 +204,7 @@ def _find_config(root: Path) -> Path:
     return found[-1]
 
 
-def _by_step(folder: Path, pattern: str) -> dict[int, Path]:
+def _by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
     """Return what is named after a step, under any zero padding, by step."""
-    found = (path for path in folder.glob(pattern) if path.stem.isascii() and path.stem.isdigit())
-    return dict(sorted((int(path.stem), path) for path in found))
+    named = ((path.name.removesuffix(suffix), path) for path in folder.glob(f"*{suffix}"))
+    return dict(sorted((int(name), path) for name, path in named if name.isascii() and name.isdigit()))

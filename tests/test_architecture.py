@@ -44,7 +44,7 @@ OWNERS = {
     "huggingface_hub": {"hub"},
     "click": {"cli"},
 }
-TORCH_FREE = {"__init__", "__main__", "errors", "types", "config", "plan", "state", "recipes", "cli"}
+TORCH_FREE = {"__init__", "__main__", "errors", "types", "config", "plan", "state", "run_layout", "recipes", "cli"}
 HEAVY = {"torch", "numpy", "accelerate", "safetensors", "transformers", "datasets"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}
 

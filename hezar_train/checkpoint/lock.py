@@ -72,7 +72,7 @@ class RunLock:
         del _held_by_pid[self.path]
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
-        os.close(self._descriptor)
+        os.close(self._descriptor)  # this releases it; the file stays, since a lock on a deleted one excludes nobody
         self._descriptor = None
 
     def _lock(self, descriptor: int) -> None:

@@ -122,6 +122,7 @@ def write_shards(draft: Draft, number: str, shards: Mapping[str, dict[str, tuple
 def stored_names(path: Path) -> set[str]:
     """Return the names of the tensors in a safetensors file without reading any."""
     with path.open("rb") as file:
+        # The format begins with the length of its JSON header.
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return set(header) - {"__metadata__"}
 
@@ -151,7 +152,7 @@ class ShardIndex:
             common = {name: box for name, box in common.items() if box.numel}
             for name, data in (read_tensors(self._folder / file, common) if common else {}).items():
                 found[name][common[name].slices(wanted[name])] = data[common[name].slices(stored[name])]
-                covered[name] += common[name].numel
+                covered[name] += common[name].numel  # boxes never overlap, so a sum tells whether all is there
         if torn := [name for name, box in wanted.items() if covered[name] != box.numel]:
             raise CheckpointError(f"the shards in {self._folder} do not make up {', '.join(torn)}")
         return found

@@ -1,7 +1,8 @@
-"""The command line, `hezar-train`: words, exit codes, and how things look on a terminal.
+"""The command line, `hezar-train`: a module per group of commands, exit codes, and how results look on a terminal.
 
-What is done is done elsewhere: recipes and runs are `launch`'s, several processes `elastic`'s. Nothing here imports
-torch until it is needed: a mistake in a config, a list of recipes or of runs is answered at once.
+The work is done elsewhere: recipes and runs are loaded and built in `recipes`, several processes are started by
+`launch`. Nothing here imports torch until it is needed: a mistake in a config, a list of recipes or of runs is answered
+at once.
 """
 
 from __future__ import annotations

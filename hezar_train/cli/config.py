@@ -1,4 +1,4 @@
-"""`config show`, `explain`, `validate` and `diff`: configs looked at without torch, and without running a recipe."""
+"""`config show`, `explain`, `validate` and `diff`: they read configs without torch, and without running a recipe."""
 
 from __future__ import annotations
 
@@ -170,8 +170,9 @@ def _list_fields() -> None:
 
 
 def _title(group: type) -> str:
-    title, _, _ = (inspect.getdoc(inspect.getmodule(group)) or "").partition(":")
-    return title.removeprefix("Fields of ").removesuffix(".")
+    """Return what a group of fields is about, by the beginning of its docstring."""
+    title, _, _ = (inspect.getdoc(group) or "").partition(":")
+    return title[:1].lower() + title[1:].removesuffix(".")
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

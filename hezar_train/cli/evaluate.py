@@ -1,4 +1,7 @@
-"""How far a command is that only looks: a line on the terminal that counts batches and is gone at the end."""
+"""`evaluate`, `predict` and `find-lr`: commands that use a run or a recipe and leave it as it is.
+
+While they are at work, a line on the terminal counts batches; it is gone at the end.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from hezar_train.cli.options import (
 )
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import MissingDependencyError
+from hezar_train.run_layout import LR_FINDER_FILE
 
 if TYPE_CHECKING:
     from hezar_train.loop import Context, HookSet
@@ -37,40 +41,10 @@ __all__ = [
     "predict",
 ]
 
-REFRESH_SECONDS = 0.25
-ERASED_LINE = "\r\x1b[K"
-
-
-@contextmanager
-def counting(hooks: HookSet, what: str) -> Iterator[None]:
-    """Count the batches of a hook set while the body runs; only a terminal shows it."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from hezar_train.loop import Moment
-
-    num_batches, last_shown = 0, float("-inf")
-
-    def count(ctx: Context) -> None:  # noqa: ARG001 - what a hook is called with
-        nonlocal num_batches, last_shown
-        num_batches += 1
-        if perf_counter() - last_shown >= REFRESH_SECONDS:
-            click.echo(f"{ERASED_LINE}{what}: {num_batches} batches", nl=False, err=True)
-            last_shown = perf_counter()
-
-    hooks.register(count, Moment.BATCH_END, name=count.__name__)
-    try:
-        yield
-    finally:
-        hooks.remove(Moment.BATCH_END, count.__name__)
-        click.echo(ERASED_LINE, nl=False, err=True)
-
-
-# `evaluate`, `predict` and `find-lr`: what looks at a run or a recipe and leaves it as it is.
-
-PICTURE = "lr_finder.png"
 OUT = "--out FILE"
 MOST_NAMED = 5
+REFRESH_SECONDS = 0.25
+ERASED_LINE = "\r\x1b[K"
 
 checkpoint_option = click.option(
     "--checkpoint",
@@ -157,7 +131,12 @@ def predict(run: str, files: tuple[str, ...], out: str | None, checkpoint: str, 
 @click.option("--num-steps", type=click.IntRange(min=2), default=100, show_default=True, help="Rates to try.")
 @click.option("--lr-min", type=float, default=1e-7, show_default=True, help="The first rate.")
 @click.option("--lr-max", type=float, default=10.0, show_default=True, help="The last rate.")
-@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help=f"The picture; else OUTPUT_DIR/{PICTURE}.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help=f"The picture; else OUTPUT_DIR/{LR_FINDER_FILE}.",
+)
 @debug_option
 def find_lr(
     recipe: str, overrides: tuple[str, ...], num_steps: int, lr_min: float, lr_max: float, out: str | None
@@ -175,7 +154,7 @@ def find_lr(
 
     with plain_warnings():
         loaded = load_target(recipe, ["resume_from_checkpoint=false", *overrides])
-    picture = Path(loaded.config.output_dir) / PICTURE if out is None else Path(out)
+    picture = Path(loaded.config.output_dir) / LR_FINDER_FILE if out is None else Path(out)
     refuse_unwritable_file(picture, OUT)
     result = build_trainer(loaded).find_lr(lr_min, lr_max, num_steps)
     _draw(result, picture)
@@ -207,3 +186,28 @@ def _text(value: Any) -> str:
     """Return a value on one line, without a tab."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return " ".join(text.split())
+
+
+@contextmanager
+def counting(hooks: HookSet, what: str) -> Iterator[None]:
+    """Count the batches of a hook set while the body runs; only a terminal shows it."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from hezar_train.loop import Moment
+
+    num_batches, last_shown = 0, float("-inf")
+
+    def count(ctx: Context) -> None:  # noqa: ARG001 - what a hook is called with
+        nonlocal num_batches, last_shown
+        num_batches += 1
+        if perf_counter() - last_shown >= REFRESH_SECONDS:
+            click.echo(f"{ERASED_LINE}{what}: {num_batches} batches", nl=False, err=True)
+            last_shown = perf_counter()
+
+    hooks.register(count, Moment.BATCH_END, name=count.__name__)
+    try:
+        yield
+    finally:
+        hooks.remove(Moment.BATCH_END, count.__name__)
+        click.echo(ERASED_LINE, nl=False, err=True)

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and errors as one readable block, with a traceback only for those who ask."""
+"""Exit codes, and errors as one readable block, with a traceback only for those who ask."""
 
 from __future__ import annotations
 

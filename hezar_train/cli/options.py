@@ -1,4 +1,7 @@
-"""Where a command writes: a place that cannot be written to is refused before any work is done for it."""
+"""What several commands share: their arguments and options, shell completion, warnings, tables, and checks of places.
+
+A place that cannot be written to is refused before any work is done for it.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ __all__ = [
     "complete_fields",
     "complete_recipes",
     "debug_option",
+    "output_width",
     "overrides_argument",
     "plain_warnings",
     "process_options",
@@ -42,48 +46,8 @@ __all__ = [
     "show",
     "shown_path",
     "table",
-    "width_of_paper",
 ]
 
-
-def refuse_unwritable_folder(folder: str | os.PathLike[str], option: str) -> None:
-    """Raise if a folder cannot be made, or not be written to; `option` is what names it on the command line."""
-    path = Path(folder)
-    try:
-        _try_to_write_into(path)
-    except OSError as error:
-        reason = "it is a file" if os.path.isfile(path) else error.strerror
-        raise ConfigError(
-            f"{path} cannot be written to: {reason}. Expected a folder, or a place where one can be made. "
-            f"Name another: {option}"
-        ) from error
-
-
-def refuse_unwritable_file(file: str | os.PathLike[str], option: str) -> None:
-    """Raise if a file cannot be written; `option` is what names it on the command line."""
-    path = Path(file)
-    if os.path.isdir(path):
-        raise ConfigError(f"{path} cannot be written: it is a folder. Name a file: {option}")
-    try:
-        _try_to_write_into(path.parent)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Name another file: {option}") from error
-
-
-def _try_to_write_into(folder: Path) -> None:
-    """Make a folder and a file in it, as permissions do not tell everything; what was made is removed again."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    finally:
-        for path in made:
-            with contextlib.suppress(OSError):
-                path.rmdir()
-
-
-# What several commands share: their arguments, what a shell completes, warnings, and the paper they print on.
 
 SAVED_BEFORE = "HEZAR_TRAIN_SAVED_BEFORE"
 NUM_RESTARTS = 3
@@ -181,7 +145,7 @@ def plain_warnings() -> Iterator[None]:
         warnings.simplefilter("always")
         yield
     if SAVED_BEFORE in os.environ or not is_main_process():
-        return  # the front has shown them, or the main process does
+        return  # the launcher has shown them, or the main process does
     for warning in caught:
         click.echo(f"warning: {warning.message}", err=True)
 
@@ -196,7 +160,7 @@ def table(*titles: str, lines_between: int = 0) -> Table:
     return made
 
 
-def width_of_paper() -> int:
+def output_width() -> int:
     """Return how many characters fit on a line: of the terminal, or of a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_FILES
 
@@ -206,14 +170,51 @@ def show(what: Table | Text) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(width=width_of_paper(), markup=False, highlight=False).print(what)
+        Console(width=output_width(), markup=False, highlight=False).print(what)
         return
-    paper = Console(file=io.StringIO(), width=width_of_paper(), markup=False, highlight=False)
-    with paper.capture() as captured:
-        paper.print(what)
+    console = Console(file=io.StringIO(), width=output_width(), markup=False, highlight=False)
+    with console.capture() as captured:
+        console.print(what)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def shown_path(path: Path) -> str:
     """Return a path from where the user is, if it is below."""
     return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
+
+
+def refuse_unwritable_folder(folder: str | os.PathLike[str], option: str) -> None:
+    """Raise if a folder cannot be made, or not be written to; `option` is what names it on the command line."""
+    path = Path(folder)
+    try:
+        _try_to_write_into(path)
+    except OSError as error:
+        reason = "it is a file" if os.path.isfile(path) else error.strerror
+        raise ConfigError(
+            f"{path} cannot be written to: {reason}. Expected a folder, or a place where one can be made. "
+            f"Name another: {option}"
+        ) from error
+
+
+def refuse_unwritable_file(file: str | os.PathLike[str], option: str) -> None:
+    """Raise if a file cannot be written; `option` is what names it on the command line."""
+    path = Path(file)
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} cannot be written: it is a folder. Name a file: {option}")
+    try:
+        _try_to_write_into(path.parent)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Name another file: {option}") from error
+
+
+def _try_to_write_into(folder: Path) -> None:
+    """Make a folder and a file in it, as permissions do not tell everything; what was made is removed again."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()

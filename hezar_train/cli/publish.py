@@ -1,4 +1,4 @@
-"""`report` and `push`: runs for others to see."""
+"""`report` and `push`: publish a run as a page, or to the Hub."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hezar_train.cli.exit_codes import NotUploadedError
 from hezar_train.cli.options import debug_option, plain_warnings, refuse_unwritable_file, run_argument
 from hezar_train.config.fields import HUB_STRATEGIES
 from hezar_train.errors import ConfigError, HubError
+from hezar_train.run_layout import COMPARISON_FILE, REPORT_FILE
 
 __all__ = [
     "push",
@@ -20,7 +21,10 @@ __all__ = [
 @click.command("report", short_help="Write a page with the curves of a run, or of several.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 @click.option(
-    "--out", metavar="FILE", type=click.Path(dir_okay=False), help="The page; else RUN/report.html or comparison.html."
+    "--out",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help=f"The page; else RUN/{REPORT_FILE} or {COMPARISON_FILE}.",
 )
 @debug_option
 def report(runs: tuple[str, ...], out: str | None) -> None:
@@ -33,7 +37,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
       hezar-train report runs/image_classification
       hezar-train report runs/first runs/second --out compared.html
     """
-    from hezar_train.report import COMPARISON_FILE, REPORT_FILE, write_report
+    from hezar_train.report import write_report
 
     usual = Path(runs[0], REPORT_FILE) if len(runs) == 1 else COMPARISON_FILE
     refuse_unwritable_file(usual if out is None else out, "--out FILE")

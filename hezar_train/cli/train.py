@@ -1,4 +1,4 @@
-"""`train` and `resume`: in this process, or in several that are started again when one dies."""
+"""`train`, `resume` and `reproduce`: in this process, or in several that are started again when one dies."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from hezar_train.cli.options import (
     refuse_unwritable_folder,
     run_argument,
 )
-from hezar_train.config import CONFIG_FILE
 from hezar_train.config.files import read_json
 from hezar_train.errors import ConfigError, RunLockedError, TrainingInterrupted
 from hezar_train.launch import num_restarts, run_group
+from hezar_train.run_layout import CONFIG_FILE, RunLayout
 
 if TYPE_CHECKING:
     from hezar_train.recipes import LoadedRecipe
@@ -162,12 +162,12 @@ def _run(loaded: LoadedRecipe, arguments: Sequence[str], num_processes: int | No
 
 
 def _is_first_start() -> bool:
-    """Tell whether nobody has looked at this command before: neither our front, nor this process before a restart."""
+    """Tell whether this command was not checked before: by our launcher, or by this process before a restart."""
     return SAVED_BEFORE not in os.environ and not num_restarts()
 
 
 def _train_here(loaded: LoadedRecipe) -> None:
-    """Train in this process, which may be one of several; after a restart by our front, from the newest checkpoint.
+    """Train in this process, which may be one of several; after a restart by our launcher, from the newest checkpoint.
 
     Not after one by torchrun: over several machines its processes do not agree on how often they were restarted.
     """
@@ -188,7 +188,7 @@ def _train_here(loaded: LoadedRecipe) -> None:
         raise
     _report_together(trainer)
     if is_main_process():
-        _tell_end(loaded, trainer)
+        _print_end(loaded, trainer)
 
 
 def _report_together(trainer: Trainer) -> None:
@@ -200,20 +200,20 @@ def _write_report(trainer: Trainer) -> None:
     """Write the page about the run and say where it is; whatever goes wrong with it must not hide how the run ended."""
     from hezar_train.report import write_report
 
-    root = trainer.folder.root
-    if not trainer.runtime.is_main or not trainer.folder.plan.exists():  # it failed before it was a run
+    layout = RunLayout.of(trainer.config)
+    if not trainer.runtime.is_main or not layout.plan.exists():  # it failed before it was a run
         return
     try:
-        click.echo(f"Report: {write_report([root])}")
+        click.echo(f"Report: {write_report([layout.root])}")
     except Exception as error:  # noqa: BLE001 - the training counts, not the page about it
         problem = f"{type(error).__name__}: {error}".partition("\n")[0]
-        click.echo(f"warning: there is no report ({problem}). Try: hezar-train report {root}", err=True)
+        click.echo(f"warning: there is no report ({problem}). Try: hezar-train report {layout.root}", err=True)
 
 
-def _tell_end(loaded: LoadedRecipe, trainer: Trainer) -> None:
+def _print_end(loaded: LoadedRecipe, trainer: Trainer) -> None:
     """Say where everything is, and leave with the code of a run that is not on the Hub, if it should be."""
     click.echo(f"Everything lies in {loaded.config.output_dir}")
-    if best := read_json(trainer.folder.best):
+    if best := read_json(RunLayout.of(loaded.config).best):
         click.echo(f"The best checkpoint is that of step {best['step']}: {best['metric']} {best['value']:.4g}")
     if trainer.hub_uploaded is False:
         click.echo(f"Not uploaded. `hezar-train push {loaded.config.output_dir}` finishes it.", err=True)

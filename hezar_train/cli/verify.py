@@ -1,15 +1,18 @@
-"""The proof that every sample was trained exactly once per epoch, from a run's ledger.
+"""`verify` and `audit`: is what a run saved whole, and did it train on what it should have.
 
-Each line of the ledger says which positions of an epoch one update took. Laid end to end they must cover each epoch
-from position 0 to its last, none twice and none left out; the shuffle must put every sample at one position; and the
-newest checkpoint must have seen as many samples as the ledger has up to its place.
+`verify` checks every checkpoint against its manifest. `audit` proves from the ledger that every sample was trained
+exactly once per epoch: each line says which positions of an epoch one update took. Laid end to end they must cover each
+epoch from position 0 to its last, none twice and none left out; the shuffle must put every sample at one position; and
+the newest checkpoint must have seen as many samples as the ledger has up to its place. Of several models that learn one
+after another, each has epochs of its own, and the lines of each must do so.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +23,9 @@ from hezar_train.cli.exit_codes import EXIT_FAILED
 from hezar_train.cli.options import debug_option, plain_warnings, run_argument
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, DataError
+from hezar_train.events import Ledger, LedgerLine, read_starts
 from hezar_train.plan import Plan
+from hezar_train.run_layout import STATE_FILE, RunLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,161 +42,117 @@ __all__ = [
     "verify",
 ]
 
+MEGABYTE = 1_000_000
+MOST_PROBLEMS = 10
+
 MOST_POSITIONS = 20_000_000
 """How many positions of shuffles are computed at most: some seconds' work."""
 
-MOST_PROBLEMS = 10
+SEVERAL_MODELS = "ModelDict"
+"""The class of the model of a run that trains several, as the run records it."""
 
 
-@dataclass
-class Audit:
-    """What was checked and is so, and what is not."""
+@click.command("verify", short_help="Check the health of every checkpoint of a run.")
+@run_argument
+@click.option(
+    "--contents", is_flag=True, help="Also show what lies in the newest: state, tensors, names of what was measured."
+)
+@debug_option
+def verify(run: str, contents: bool) -> None:
+    """Check every checkpoint of a run against its manifest: each file is there, and has the bytes that were written.
 
-    num_updates: int = 0
-    is_whole: bool = True
-    """Whether the last epoch is at its end."""
-    proven: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    The exit code is 1 if one is damaged.
 
+    \b
+    Examples:
+      hezar-train verify runs/image_classification
+      hezar-train verify runs/image_classification --contents
+    """
+    from hezar_train.checkpoint import CheckpointStore
+    from hezar_train.recipes import run_config
 
-@dataclass
-class _Walk:
-    """The ledger laid end to end: where it is, and how far each epoch went."""
-
-    ends: dict[int, int] = field(default_factory=dict)
-    num_updates: int = 0
-    num_samples: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    def take(self, epoch: int, first: int, count: int) -> None:
-        """Go on by one line."""
-        expected = self.ends.get(epoch, 0)
-        if self.ends and epoch not in (self.last_epoch, self.last_epoch + 1):
-            self.problems.append(f"after epoch {self.last_epoch} comes epoch {epoch}")
-        elif first < expected:
-            self.problems.append(f"epoch {epoch}: positions {first} to {min(first + count, expected) - 1} came twice")
-        elif first > expected:
-            self.problems.append(f"epoch {epoch}: positions {expected} to {first - 1} were left out")
-        self.ends[epoch] = max(expected, first + count)
-        self.num_updates += 1
-        self.num_samples += count
-
-    @property
-    def last_epoch(self) -> int:
-        return max(self.ends, default=0)
-
-
-def audit_run(run: Path, config: TrainerConfig) -> Audit:
-    """Check the ledger of a run against its plan, the shuffle and its newest checkpoint."""
-    from hezar_train.events import LEDGER_FILE, Ledger
-
-    if not (run / LEDGER_FILE).is_file() or not (run / "plan.json").is_file():
-        raise DataError(f"{run} has no {LEDGER_FILE} and plan.json to look at: it has not trained yet")
-    plan, state = Plan.load(run / "plan.json"), _newest_state(run / config.checkpoints_dir)
-    walk, seen = _Walk(), 0
-    for line in Ledger.read(run / LEDGER_FILE):
-        walk.take(line.epoch, line.first, line.count)
-        if (line.epoch, line.first + line.count) <= (state.get("epoch", 0), state.get("position", 0)):
-            seen += line.count
-    audit = Audit(walk.num_updates)
-    _check_epochs(audit, walk, plan)
-    _check_shuffle(audit, walk, plan, config)
-    _check_checkpoint(audit, state, seen)
-    return audit
+    with plain_warnings():
+        layout = RunLayout.of(run_config(run))
+    store = CheckpointStore(layout.checkpoints)
+    steps = store.steps()
+    if not steps:
+        raise CheckpointError(f"{store.root} holds no checkpoints: there is nothing to verify")
+    best, problem = _best_of(layout.best, steps)
+    num_damaged = sum(not _is_checkpoint_whole(store, step, is_best=step == best) for step in steps)
+    if problem:
+        _print_finding(False, problem)
+    if num_damaged:
+        words = f"{num_damaged} of {len(steps)} checkpoints damaged"
+        click.echo(f"{words}; a resume takes the newest that is whole", err=True)
+    if num_damaged or problem:
+        sys.exit(EXIT_FAILED)
+    click.echo("1 checkpoint, whole" if len(steps) == 1 else f"{len(steps)} checkpoints, all whole")
+    if contents:
+        newest = store.path(steps[-1])
+        click.echo("\n".join(["", newest.name, *contents_of(layout.root, store.open(newest))]))
 
 
-def _check_epochs(audit: Audit, walk: _Walk, plan: Plan) -> None:
-    """Every epoch but the last must be whole; the last is, or is under way."""
-    problems = [*walk.problems, *_short_epochs(walk, plan)]
-    audit.problems += problems[:MOST_PROBLEMS]
-    if len(problems) > MOST_PROBLEMS:
-        audit.problems.append(f"and {len(problems) - MOST_PROBLEMS} more of this kind")
-    if problems or not walk.ends:
-        return
-    *whole, last = walk.ends
-    if _is_whole(walk.ends[last], plan):
-        whole.append(last)
-    if whole:
-        audit.proven.append(
-            f"{_epochs(whole)}: the positions 0 to {walk.ends[whole[-1]] - 1} came once each, in order, none left out"
-            + (f"; the rest of less than {plan.window_samples} is dropped (drop_last)" if plan.drop_last else "")
-        )
-    audit.is_whole = last in whole
-    if not audit.is_whole:
-        of = "a stream" if plan.num_samples is None else f"{plan.num_samples}"
-        audit.proven.append(f"epoch {last}: the first {walk.ends[last]} positions of {of} came once each, in order")
+@click.command("audit", short_help="Prove that every sample was trained once per epoch.")
+@run_argument
+@debug_option
+def audit(run: str) -> None:
+    """Prove from the ledger of a run that every sample was trained exactly once per epoch, and say what was checked.
+
+    The exit code is 1 if it is not so.
+
+    \b
+    Example:
+      hezar-train audit runs/image_classification
+    """
+    from hezar_train.recipes import run_config
+
+    with plain_warnings():
+        config = run_config(run)
+    found = audit_run(config)
+    click.echo(f"{found.num_updates} updates in {RunLayout.of(config).ledger}")
+    for words in found.proven:
+        _print_finding(True, words)
+    for words in found.problems:
+        _print_finding(False, words)
+    if found.problems:
+        click.echo("Not every sample was trained exactly once per epoch.", err=True)
+        sys.exit(EXIT_FAILED)
+    so_far = "" if found.is_whole else ", as far as the run has come"
+    click.echo(f"Every sample was trained exactly once per epoch{so_far}.")
 
 
-def _short_epochs(walk: _Walk, plan: Plan) -> Iterator[str]:
-    for epoch, end in walk.ends.items():
-        if plan.num_samples is not None and end > plan.num_samples:
-            yield f"epoch {epoch}: it went to position {end - 1}, but there are {plan.num_samples} samples"
-        elif epoch != walk.last_epoch and plan.num_samples is not None and not _is_whole(end, plan):
-            yield f"epoch {epoch}: positions {end} to {plan.num_samples - 1} were left out"
+def _print_finding(is_well: bool, words: str) -> None:
+    click.secho("  ok   " if is_well else "  BAD  ", fg="green" if is_well else "red", nl=False)
+    click.echo(words)
 
 
-def _is_whole(end: int, plan: Plan) -> bool:
-    if plan.num_samples is None:
-        return False
-    return end == plan.num_samples or (plan.drop_last and plan.num_samples - end < plan.window_samples)
+def _best_of(file: Path, steps: Sequence[int]) -> tuple[int | None, str]:
+    """Return the step of the best checkpoint, and what is wrong with the file that names it."""
+    from hezar_train.checkpoint.manifest import read_best_step
 
-
-def _check_shuffle(audit: Audit, walk: _Walk, plan: Plan, config: TrainerConfig) -> None:
-    """Compute the orders of as many epochs as is reasonable, and see that each sample stands in each of them once."""
-    from hezar_train.data.sampler import Permutation
-
-    if not config.dataloader_shuffle or not plan.num_samples:
-        return
-    keys = list(walk.ends) if config.reshuffle_each_epoch else [0]
-    computed = keys[: MOST_POSITIONS // plan.num_samples]
-    for key in computed:
-        if not reaches_all(Permutation(plan.num_samples, config.seed, key).chunk(0, plan.num_samples)):
-            audit.problems.append(f"the shuffle of epoch {key} does not reach every sample")
-    if computed:
-        of = f"{len(computed)} of {len(keys)} orders" if len(computed) < len(keys) else f"all {len(keys)} orders"
-        audit.proven.append(f"the shuffle (seed {config.seed}) has each of {plan.num_samples} samples at one position: "
-                            f"{of} computed")  # fmt: skip
-
-
-def reaches_all(order: Indices) -> bool:
-    """Tell whether an order of samples has each of them, and so each of them once."""
-    import numpy as np
-
-    is_met = np.zeros(len(order), dtype=bool)
-    is_met[order] = True
-    return bool(is_met.all())
-
-
-def _check_checkpoint(audit: Audit, state: dict[str, Any], seen: int) -> None:
-    if not state:
-        return
-    counted = state.get("samples_seen")
-    words = f"the checkpoint of step {state.get('global_step')} has seen {counted} samples"
-    if counted == seen:
-        audit.proven.append(f"{words}, as many as the ledger has up to there")
-    else:
-        audit.problems.append(f"{words}; the ledger has {seen} up to there")
-
-
-def _newest_state(checkpoints: Path) -> dict[str, Any]:
-    """Return the state in the newest checkpoint; empty if there is none."""
-    from hezar_train.checkpoint import STATE_FILE, CheckpointStore
-
-    store = CheckpointStore(checkpoints)
-    if not (steps := store.steps()):
-        return {}
-    path = store.path(steps[-1]) / STATE_FILE
     try:
-        return dict(json.loads(path.read_bytes())["state"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. `hezar-train verify RUN` says more.") from error
+        best = read_best_step(file)
+    except CheckpointError as error:
+        return None, str(error)
+    is_there = best is None or best in steps
+    return best, "" if is_there else f"{file} names step {best}, which has no checkpoint"
 
 
-def _epochs(numbers: list[int]) -> str:
-    return f"epoch {numbers[0]}" if len(numbers) == 1 else f"epochs {numbers[0]} to {numbers[-1]}"
+def _is_checkpoint_whole(store: CheckpointStore, step: int, *, is_best: bool) -> bool:
+    from hezar_train.checkpoint import Checkpoint
 
-
-# What lies in a checkpoint, as lines to read: the state, the tensors, and what the run has measured so far.
+    path, mark = store.path(step), " (best)" if is_best else ""
+    try:
+        found = Checkpoint(path).step
+    except CheckpointError as error:
+        _print_finding(False, f"{path.name}{mark}: {error}")
+        return False
+    if found != step:
+        _print_finding(False, f"{path.name}{mark}: the folder is named after step {step} but holds step {found}")
+        return False
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    _print_finding(True, f"{path.name}  {size / MEGABYTE:.1f} MB{mark}")
+    return True
 
 
 def contents_of(run: Path, checkpoint: Checkpoint) -> Iterator[str]:
@@ -222,113 +183,218 @@ def _series(run: Path, step: int) -> Iterator[str]:
         yield f"  {name:<34} {len(values):<10}last {values[-1]:.6g}"
 
 
-# `verify` and `audit`: is what a run saved whole, and did it train on what it should have.
+@dataclass
+class Audit:
+    """What was checked and is so, and what is not."""
 
-MEGABYTE = 1_000_000
+    num_updates: int = 0
+    is_whole: bool = True
+    """Whether the last epoch is at its end."""
+    proven: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
-@click.command("verify", short_help="Check the health of every checkpoint of a run.")
-@run_argument
-@click.option(
-    "--contents", is_flag=True, help="Also show what lies in the newest: state, tensors, names of what was measured."
-)
-@debug_option
-def verify(run: str, contents: bool) -> None:
-    """Check every checkpoint of a run against its manifest: each file is there, and has the bytes that were written.
+@dataclass
+class _ModelLedger:
+    """The lines of one model laid end to end: how far each of its epochs went."""
 
-    The exit code is 1 if one is damaged.
+    name: str
+    """Empty where there is one model."""
+    ends: dict[int, int] = field(default_factory=dict)
+    num_updates: int = 0
+    problems: list[str] = field(default_factory=list)
 
-    \b
-    Examples:
-      hezar-train verify runs/image_classification
-      hezar-train verify runs/image_classification --contents
+    @property
+    def last_epoch(self) -> int:
+        return max(self.ends, default=0)
+
+    def add(self, line: LedgerLine) -> None:
+        """Go on by one line."""
+        epoch, expected = line.epoch, self.ends.get(line.epoch, 0)
+        if self.ends and epoch not in (self.last_epoch, self.last_epoch + 1):
+            self.problems.append(f"after epoch {self.last_epoch} comes epoch {epoch}")
+        elif line.first < expected:
+            last = min(line.first + line.count, expected) - 1
+            self.problems.append(f"epoch {epoch}: positions {line.first} to {last} came twice")
+        elif line.first > expected:
+            self.problems.append(f"epoch {epoch}: positions {expected} to {line.first - 1} were left out")
+        self.ends[epoch] = max(expected, line.first + line.count)
+        self.num_updates += 1
+
+    def continues_with(self, line: LedgerLine) -> bool:
+        """Tell whether a line goes on in the epoch under way."""
+        return line.epoch == self.last_epoch and line.first == self.ends.get(line.epoch)
+
+    def expects(self, line: LedgerLine, plan: Plan) -> bool:
+        """Tell whether a line is the one that follows; where an epoch of a stream ends is not known."""
+        is_at_end = not self.ends or plan.num_samples is None or _is_whole(self.ends[self.last_epoch], plan)
+        return self.continues_with(line) or (is_at_end and (line.epoch, line.first) == (self.last_epoch + 1, 0))
+
+    def is_complete(self, plan: Plan) -> bool:
+        """Tell whether the model has learned for as long as the plan says."""
+        has_all_epochs = self.last_epoch >= plan.num_epochs and _is_whole(self.ends[self.last_epoch], plan)
+        return has_all_epochs or self.num_updates >= plan.total_updates
+
+
+class _Walk:
+    """The ledger of a run, line by line, each counted for the model that learns.
+
+    Where models learn call by call, two may be at one place; for which of them a line is counted then proves the same.
     """
-    from hezar_train.checkpoint import CheckpointStore
-    from hezar_train.recipes import run_config
 
-    with plain_warnings():
-        config = run_config(run)
-    store = CheckpointStore(Path(run) / config.checkpoints_dir)
-    steps = store.steps()
-    if not steps:
-        raise CheckpointError(f"{store.root} holds no checkpoints: there is nothing to verify")
-    best, problem = _best_of(Path(run), steps)
-    num_damaged = sum(not _is_checkpoint_whole(store, step, is_best=step == best) for step in steps)
-    if problem:
-        _tell(False, problem)
-    if num_damaged:
-        words = f"{num_damaged} of {len(steps)} checkpoints damaged"
-        click.echo(f"{words}; a resume takes the newest that is whole", err=True)
-    if num_damaged or problem:
-        sys.exit(EXIT_FAILED)
-    click.echo("1 checkpoint, whole" if len(steps) == 1 else f"{len(steps)} checkpoints, all whole")
-    if contents:
-        from hezar_train.cli.verify import contents_of
+    def __init__(self, models: Sequence[str], plan: Plan, *, in_calls: bool) -> None:
+        """Say by `in_calls` that a model may pass its turn on before it is complete: each call trains all of them."""
+        self.models = [_ModelLedger(name) for name in models or [""]]
+        self._plan, self._turn = plan, 0
+        self._may_pass_any_time = in_calls or plan.num_samples is None  # where a stream ends is not known
 
-        click.echo(
-            "\n".join(["", store.path(steps[-1]).name, *contents_of(Path(run), store.open(store.path(steps[-1])))])
+    def add(self, line: LedgerLine) -> None:
+        """Go on by one line."""
+        if len(self.models) > 1 and self._is_of_next_model(line):
+            self._turn = self._next_turn
+        self.models[self._turn].add(line)
+
+    @property
+    def _next_turn(self) -> int:
+        return (self._turn + 1) % len(self.models)
+
+    def _is_of_next_model(self, line: LedgerLine) -> bool:
+        model = self.models[self._turn]
+        if not model.ends or model.continues_with(line):
+            return False
+        is_passed_on = self._may_pass_any_time or model.is_complete(self._plan)
+        return is_passed_on and self.models[self._next_turn].expects(line, self._plan)
+
+
+def audit_run(config: TrainerConfig) -> Audit:
+    """Check the ledger of a run against its plan, the shuffle and its newest checkpoint."""
+    from hezar_train.report.read import models_in_sequence
+
+    layout = RunLayout.of(config)
+    if not layout.ledger.is_file() or not layout.plan.is_file():
+        raise DataError(
+            f"{layout.root} has no {layout.ledger.name} and {layout.plan.name} to look at: it has not trained yet"
+        )
+    plan, checkpoint = Plan.load(layout.plan), _newest_checkpoint(layout)
+    models = models_in_sequence(checkpoint) if checkpoint else _models_without_checkpoint(layout, plan)
+    walk, state = _Walk(models, plan, in_calls=config.local_update_steps is not None), checkpoint.get("state", {})
+    num_updates = num_seen = 0
+    for line in Ledger.read(layout.ledger):
+        walk.add(line)
+        num_updates += 1
+        num_seen += line.count if _is_before(line, state, in_sequence=len(models) > 1) else 0
+    audit = Audit(num_updates)
+    for model in walk.models:
+        _check_epochs(audit, model, plan)
+    _check_shuffle(audit, walk.models, plan, config)
+    _check_checkpoint(audit, state, num_seen)
+    return audit
+
+
+def _models_without_checkpoint(layout: RunLayout, plan: Plan) -> list[str]:
+    """Number the models of a run that has saved nothing: if it has several and more updates than one needs."""
+    starts = read_starts(layout.root)
+    model = starts[-1].get("model") if starts else None
+    if not isinstance(model, dict) or model.get("class") != SEVERAL_MODELS:
+        return []
+    num_models = math.ceil(sum(1 for _ in Ledger.read(layout.ledger)) / plan.total_updates)
+    return [f"model {number}" for number in range(1, num_models + 1)] if num_models > 1 else []
+
+
+def _newest_checkpoint(layout: RunLayout) -> dict[str, Any]:
+    """Return the sections of the newest checkpoint's `trainer_state.json`; empty if there is no checkpoint."""
+    if not (folders := layout.checkpoint_folders()):
+        return {}
+    path = folders[max(folders)] / STATE_FILE
+    try:
+        found = dict(json.loads(path.read_bytes()))
+        return {**found, "state": dict(found["state"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. `hezar-train verify RUN` says more.") from error
+
+
+def _is_before(line: LedgerLine, state: dict[str, Any], *, in_sequence: bool) -> bool:
+    """Tell whether a checkpoint has seen a line; models in sequence come by one place more than once."""
+    if in_sequence:
+        return line.update <= int(state.get("update_step", 0))
+    return (line.epoch, line.first + line.count) <= (state.get("epoch", 0), state.get("position", 0))
+
+
+def _check_epochs(audit: Audit, model: _ModelLedger, plan: Plan) -> None:
+    """Every epoch of a model but the last must be whole; the last is, or is under way."""
+    of_model = f"{model.name}, " if model.name else ""
+    problems = [f"{of_model}{problem}" for problem in (*model.problems, *_short_epochs(model, plan))]
+    audit.problems += problems[:MOST_PROBLEMS]
+    if len(problems) > MOST_PROBLEMS:
+        audit.problems.append(f"and {len(problems) - MOST_PROBLEMS} more of this kind")
+    if problems or not model.ends:
+        return
+    *whole, last = model.ends
+    if _is_whole(model.ends[last], plan):
+        whole.append(last)
+    if whole:
+        positions = f"the positions 0 to {model.ends[whole[-1]] - 1} came once each, in order, none left out"
+        dropped = f"; the rest of less than {plan.window_samples} is dropped (drop_last)" if plan.drop_last else ""
+        audit.proven.append(f"{of_model}{_epochs(whole)}: {positions}{dropped}")
+    audit.is_whole = audit.is_whole and last in whole
+    if last not in whole:
+        of = "a stream" if plan.num_samples is None else f"{plan.num_samples}"
+        audit.proven.append(
+            f"{of_model}epoch {last}: the first {model.ends[last]} positions of {of} came once each, in order"
         )
 
 
-def _best_of(run: Path, steps: list[int]) -> tuple[int | None, str]:
-    """Return the step of the best checkpoint, and what is wrong with the file that names it."""
-    from hezar_train.checkpoint.manifest import read_best_step
-
-    try:
-        best = read_best_step(run / "best.json")
-    except CheckpointError as error:
-        return None, str(error)
-    is_there = best is None or best in steps
-    return best, "" if is_there else f"{run / 'best.json'} names step {best}, which has no checkpoint"
+def _short_epochs(model: _ModelLedger, plan: Plan) -> Iterator[str]:
+    for epoch, end in model.ends.items():
+        if plan.num_samples is not None and end > plan.num_samples:
+            yield f"epoch {epoch}: it went to position {end - 1}, but there are {plan.num_samples} samples"
+        elif epoch != model.last_epoch and plan.num_samples is not None and not _is_whole(end, plan):
+            yield f"epoch {epoch}: positions {end} to {plan.num_samples - 1} were left out"
 
 
-def _is_checkpoint_whole(store: CheckpointStore, step: int, *, is_best: bool) -> bool:
-    from hezar_train.checkpoint import Checkpoint
-
-    path, mark = store.path(step), " (best)" if is_best else ""
-    try:
-        found = Checkpoint(path).step
-    except CheckpointError as error:
-        _tell(False, f"{path.name}{mark}: {error}")
+def _is_whole(end: int, plan: Plan) -> bool:
+    if plan.num_samples is None:
         return False
-    if found != step:
-        _tell(False, f"{path.name}{mark}: the folder is named after step {step} but holds step {found}")
-        return False
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    _tell(True, f"{path.name}  {size / MEGABYTE:.1f} MB{mark}")
-    return True
+    return end == plan.num_samples or (plan.drop_last and plan.num_samples - end < plan.window_samples)
 
 
-@click.command("audit", short_help="Prove that every sample was trained once per epoch.")
-@run_argument
-@debug_option
-def audit(run: str) -> None:
-    """Prove from the ledger of a run that every sample was trained exactly once per epoch, and say what was checked.
-
-    The exit code is 1 if it is not so.
-
-    \b
-    Example:
-      hezar-train audit runs/image_classification
-    """
-    from hezar_train.cli.verify import audit_run
-    from hezar_train.recipes import run_config
-
-    with plain_warnings():
-        config = run_config(run)
-    found = audit_run(Path(run), config)
-    click.echo(f"{found.num_updates} updates in {Path(run) / 'ledger.jsonl'}")
-    for words in found.proven:
-        _tell(True, words)
-    for words in found.problems:
-        _tell(False, words)
-    if found.problems:
-        click.echo("Not every sample was trained exactly once per epoch.", err=True)
-        sys.exit(EXIT_FAILED)
-    so_far = "" if found.is_whole else ", as far as the run has come"
-    click.echo(f"Every sample was trained exactly once per epoch{so_far}.")
+def _epochs(numbers: list[int]) -> str:
+    return f"epoch {numbers[0]}" if len(numbers) == 1 else f"epochs {numbers[0]} to {numbers[-1]}"
 
 
-def _tell(is_well: bool, words: str) -> None:
-    click.secho("  ok   " if is_well else "  BAD  ", fg="green" if is_well else "red", nl=False)
-    click.echo(words)
+def _check_shuffle(audit: Audit, models: Sequence[_ModelLedger], plan: Plan, config: TrainerConfig) -> None:
+    """Compute the orders of as many epochs as is reasonable, and see that each sample stands in each of them once."""
+    from hezar_train.data.sampler import Permutation
+
+    if not config.dataloader_shuffle or not plan.num_samples:
+        return
+    epochs = list(dict.fromkeys(epoch for model in models for epoch in model.ends))  # all models have the same orders
+    keys = epochs if config.reshuffle_each_epoch else [0]
+    computed = keys[: MOST_POSITIONS // plan.num_samples]
+    for key in computed:
+        if not reaches_all(Permutation(plan.num_samples, config.seed, key).chunk(0, plan.num_samples)):
+            audit.problems.append(f"the shuffle of epoch {key} does not reach every sample")
+    if computed:
+        of = f"{len(computed)} of {len(keys)} orders" if len(computed) < len(keys) else f"all {len(keys)} orders"
+        audit.proven.append(f"the shuffle (seed {config.seed}) has each of {plan.num_samples} samples at one position: "
+                            f"{of} computed")  # fmt: skip
+
+
+def reaches_all(order: Indices) -> bool:
+    """Tell whether an order of samples has each of them, and so each of them once."""
+    import numpy as np
+
+    is_met = np.zeros(len(order), dtype=bool)
+    is_met[order] = True
+    return bool(is_met.all())
+
+
+def _check_checkpoint(audit: Audit, state: dict[str, Any], num_seen: int) -> None:
+    if not state:
+        return
+    counted = state.get("samples_seen")
+    words = f"the checkpoint of step {state.get('global_step')} has seen {counted} samples"
+    if counted == num_seen:
+        audit.proven.append(f"{words}, as many as the ledger has up to there")
+    else:
+        audit.problems.append(f"{words}; the ledger has {num_seen} up to there")

@@ -324,6 +324,7 @@ class SplitStreamSource:
             steps_left -= plan.accumulation
             coming = min(plan.accumulation, max(steps_left, 1)) * plan.batch_size  # one is read to see if there are any
             ahead, after_ahead = read(coming)
+            # One message tells of this window, of whether there is a next, and of everybody's place after this one.
             counts, more, places = zip(*self._processes.gather((len(held), len(ahead), after)), strict=True)
             if not any(counts) or (plan.drop_last and min(counts) < quota):
                 return

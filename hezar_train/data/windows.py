@@ -275,7 +275,7 @@ def in_groups(
     while taken := take(min(size.per_window, steps_left * size.per_step, items_left)):
         if held is not None:
             yield Group(*held, ends_epoch=False)
-        held = taken, state()
+        held = taken, state()  # now: reading the next window moves the data on
         steps_left -= -(-len(taken) // size.per_step)
         items_left -= len(taken)
     if held is not None:

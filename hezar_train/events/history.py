@@ -197,6 +197,7 @@ def read_scalars(values: Sequence[Scalar]) -> list[float]:
     """Convert to floats exactly, with one host read per device and dtype."""
     floats: list[Any] = list(values)
     on_device: dict[tuple[object, object], list[int]] = {}
+    # By dtype too: stacking would convert to a common one, and not every whole number fits into a float.
     for index, value in enumerate(values):
         if not isinstance(value, float):
             on_device.setdefault((value.device, value.dtype), []).append(index)

@@ -357,6 +357,7 @@ def _is_same(put: tuple[Scalar, int], logged: tuple[Scalar, int]) -> bool:
 
 
 def _close_all(writers: Sequence[RowReader]) -> None:
+    """Close each writer, also after one before it has raised; the errors are chained."""
     if not writers:
         return
     try:
@@ -388,7 +389,7 @@ class Backlog(Generic[T]):
 
     def deliver_to(self, reader: int, read: Callable[[Sequence[T]], None]) -> None:
         """Give a reader what it has not had; if it fails, it gets the same again next time."""
-        end = self._num_added
+        end = self._num_added  # taken before the reader runs: it may add items, which are then still unread
         num_unread = min(self._num_unread(reader), len(self.items))
         if num_unread:
             read(list(self.items)[-num_unread:])

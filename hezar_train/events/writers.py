@@ -204,6 +204,7 @@ class CSVWriter(FileWriter):
         if self._file.has_pending:
             return False
         missing_cells = b"," * (len(columns) - len(self._columns)) + b"\n"
+        # As bytes: no number is parsed and printed anew, so every old cell stays as it was written.
         old_lines = self.path.read_bytes().splitlines()[1:]
         content = _csv_header(columns) + b"".join(line + missing_cells for line in old_lines)
         try:
@@ -358,7 +359,7 @@ def _is_training_loss(name: str) -> bool:
 
 def _peak_bytes() -> int:
     """Return the most memory held so far: of the GPU if torch uses one, else of this process."""
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # looked up, not imported: a logger without torch stays light
     if torch is not None and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
     import resource

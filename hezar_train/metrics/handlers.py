@@ -60,7 +60,7 @@ MOST_CLASSES_IN_A_TABLE = 64
 TAGS = "BIESLU"  # of labels such as B-PER
 TEXT_TASKS = {TaskType.IMAGE2TEXT, TaskType.SPEECH_RECOGNITION, TaskType.TEXT_GENERATION}
 
-# Of `largest`, in classes.
+# `largest` searches this many classes at a time, if there are at least so many of these blocks.
 BLOCK = 128
 FEWEST_BLOCKS = 8
 

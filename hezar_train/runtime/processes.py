@@ -64,6 +64,7 @@ class Processes:
         if self.count == 1:
             return value
         text = json.dumps(value).encode() if self.is_main else b""
+        # Not torch's `broadcast_object_list`, which sends pickles; the size goes first, to make room for the text.
         size = torch.tensor([len(text)], device=self._device)
         dist.broadcast(size, 0)
         data = torch.empty(int(size), dtype=torch.uint8, device=self._device)

@@ -91,7 +91,7 @@ class ShardedParallel(DataParallel):
 
     def start_over(self) -> None:
         """Forget what a step that failed half way has left behind, in the model too."""
-        if self._gathered:
+        if self._gathered:  # before the first forward there is nothing to reset
             sharded_modules(self._model)[0].reset_iter_state()
         for parameter in self._gathered:
             parameter.grad = None
@@ -149,7 +149,7 @@ def shard_model(model: nn.Module, num_processes: int, precision: str, device: to
     broadcast_from_main(model, device)
     for layer in _statistics_layers(model) if is_mixed else ():
         fully_shard(layer, mesh=mesh)
-    for block in _blocks(model):
+    for block in _blocks(model):  # before the model itself, which takes what is left
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=replace(policy, output_dtype=torch.float32) if is_mixed else policy)
     if callable(getattr(model, CALLED_LIKE_FORWARD, None)):
@@ -244,6 +244,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for number, module in enumerate(modules):
+            # As FSDP2 has it by default: the outermost module stays gathered, since its backward comes at once.
             module.set_reshard_after_forward(number > 0, recurse=False)
             module.reshard()
 

@@ -16,6 +16,7 @@ BIN = str(Path(sys.executable).parent)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_commands_of_the_first_run_work(tmp_path: Path) -> None:
     script = "".join(COMMANDS.findall((TUTORIALS / "first_run.md").read_text(encoding="utf-8")))
     done = subprocess.run(
