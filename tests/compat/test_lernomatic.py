@@ -17,9 +17,10 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import IterableDataset
 
-from hezar_train import Hook, TrainerConfig
+from hezar_train import EventStorage, Hook, TrainerConfig
 from hezar_train.compat.lernomatic import Trainer
 from hezar_train.errors import CheckpointError, ConfigError, DataError, HookError, NonFiniteError
+from hezar_train.events import EventWriter
 from hezar_train.types import Mode
 
 Build = Callable[..., Trainer]
@@ -55,7 +56,7 @@ import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from conftest import toy_run
 from test_lernomatic import OwnEpoch
-from hezar_train import Hook, TrainerConfig
+from hezar_train import EventStorage, Hook, TrainerConfig
 
 class Kill(Hook):
     def before_step(self):
@@ -722,6 +723,64 @@ class TestConfigAndConstruction:
         before = _weights(trainer)
         trainer.train()
         assert _weights(trainer) != before
+
+    def test_a_schedule_drives_the_optimizer_that_was_made_in_its_init(self, toy: Build) -> None:
+        class Own(Trainer):
+            def _init_optimizer(self) -> None:
+                self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.4)
+
+        trainer = toy(Own, num_epochs=2, lr_scheduler="exponential", lr_scheduler_kwargs={"gamma": 0.5})
+        trainer.train()
+        assert trainer.get_learning_rate() == 0.1
+        assert toy(Own, num_epochs=2, resume_from_checkpoint=True, lr_scheduler="exponential",
+                   lr_scheduler_kwargs={"gamma": 0.5}).get_learning_rate() == 0.1  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("method", "name"),
+        [("_init_device", "runtime"), ("_init_device", "accelerator"), ("_init_dataloaders", "train_dataset")],
+    )
+    def test_what_an_init_cannot_set_any_more_is_told(self, toy: Build, method: str, name: str) -> None:
+        own = type("Own", (Trainer,), {method: lambda self: setattr(self, name, [])})
+        with pytest.raises(ConfigError, match=f"the _init_ methods of Own set {name}, .* Pass accelerator and data"):
+            toy(own)
+
+    def test_another_storage_and_a_model_that_the_optimizer_does_not_hold_are_told(
+        self, toy: Build, classifier: Any
+    ) -> None:
+        class OtherStorage(Trainer):
+            def _init_history(self) -> None:
+                self.storage = EventStorage()
+
+        class OtherModel(Trainer):
+            def _send_to_device(self) -> None:
+                self.model = classifier(seed=3)
+
+        with pytest.raises(ConfigError, match=r"_init_history\(\) set another storage"):
+            toy(OtherStorage)
+        with pytest.raises(ConfigError, match="holds none of the model's parameters"):
+            toy(OtherModel)
+
+    def test_writers_of_ones_own_stand_beside_the_summary_writer(self, toy: Build) -> None:
+        seen: dict[str, list[int]] = {"own": [], "tb": []}
+
+        class Own(EventWriter):
+            def write(self, rows: Any) -> None:
+                seen["own"] += [row.step for row in rows]
+
+        class Notes:
+            def add_scalar(self, tag: str, value: float, global_step: int, **_: Any) -> None:
+                seen["tb"] += [global_step] if tag == "train.loss" else []
+
+            def flush(self) -> None: ...
+
+        class WithWriter(Trainer):
+            def build_writers(self) -> list[EventWriter]:
+                return [Own()]
+
+        trainer = toy(WithWriter, log_steps=2)
+        trainer.set_tb_writer(Notes())
+        trainer.train()
+        assert seen == {"own": [2, 4, 5], "tb": [2, 4, 5]}
 
 
 def _pairs(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
