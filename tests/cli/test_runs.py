@@ -1,4 +1,4 @@
-"""`hezar-train runs` and `recipes`."""
+"""`hezar-train runs`: how far each run is, and in which state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 from click.testing import Result
 
 Invoke = Callable[..., Result]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 HOLDER = {"pid": os.getpid(), "host": socket.gethostname(), "since": "now"}
 
 
@@ -116,59 +115,3 @@ def test_a_folder_without_runs_and_one_that_is_not_there_are_told(invoke: Invoke
     assert invoke("runs").exit_code == 2
     (tmp_path / "runs").mkdir()
     assert invoke("runs").stdout.startswith("There are no runs in runs.")
-
-
-def test_recipes_are_listed_with_what_their_headers_say(invoke: Invoke, trained: Path) -> None:
-    lines = [line.split() for line in invoke("recipes", "list").stdout.splitlines()]
-    assert ["sums", "Sums", "of", "two", "numbers,", "in", "no", "time", "None"] in lines
-    assert "image_classification" in {line[0] for line in lines if line}
-
-
-def test_a_copied_recipe_is_one_of_ones_own_and_is_never_overwritten(invoke: Invoke, tmp_path: Path) -> None:
-    assert "hezar-train train image_classification" in invoke("recipes", "copy", "image_classification").stdout
-    copied = {path.name for path in (tmp_path / "recipes/image_classification").iterdir()}
-    assert copied >= {"recipe.py", "config.yaml", "smoke.yaml"}
-    assert "__pycache__" not in copied
-    done = invoke("recipes", "copy", "image_classification")
-    assert (done.exit_code, "recipes/image_classification is there already" in done.stderr) == (2, True)
-    assert "hezar-train train other" in invoke("recipes", "copy", "image_classification", "other").stdout
-    assert "Did you mean 'image_classification'?" in invoke("recipes", "copy", "image_clasification").stderr
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["runs"],
-        ["recipes", "list"],
-        ["config", "show", "runs/sums"],
-        ["config", "explain", "seed"],
-        ["config", "validate", "sums"],
-        ["config", "diff", "sums", "runs/sums"],
-        ["--help"],
-    ],
-    ids=" ".join,
-)
-def test_what_only_looks_does_not_import_torch(
-    trained: Path, tmp_path: Path, environment: dict[str, str], arguments: list[str]
-) -> None:
-    code = (
-        "import sys; from hezar_train.cli import root\n"
-        f"try: root.main({arguments!r})\n"
-        "except SystemExit as end: code = end.code\n"
-        "print(code, *sorted({'torch', 'numpy', 'accelerate', 'huggingface_hub'} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stderr.split() == ["0"]
-
-
-def test_a_copy_under_another_name_trains_into_a_folder_of_its_own(invoke: Invoke, tmp_path: Path) -> None:
-    assert invoke("recipes", "copy", "image_classification", "mine/letters").exit_code == 0
-    config = (tmp_path / "mine/letters/config.yaml").read_text()
-    smoke = (tmp_path / "mine/letters/smoke.yaml").read_text()
-    assert "output_dir: runs/letters\n" in config
-    assert "output_dir: runs/letters-smoke\n" in smoke
-    assert "# Command: hezar-train train mine/letters" in config
-    assert "hezar-train train mine/letters/smoke.yaml" in smoke
-    assert "task: image_classification\n" in config

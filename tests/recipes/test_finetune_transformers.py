@@ -18,7 +18,7 @@ from hezar_train.recipes import build_trainer, import_recipe, load_recipe, load_
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.hub.conftest import hub  # noqa: F401
-from tests.recipes.test_fetching import Upload, upload  # noqa: F401
+from tests.recipes.test_loading import Upload, upload  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 

@@ -20,7 +20,7 @@ from hezar_train.report import write_report
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.hub.conftest import hub  # noqa: F401
-from tests.recipes.test_fetching import Upload, upload  # noqa: F401
+from tests.recipes.test_loading import Upload, upload  # noqa: F401
 
 pytest.importorskip("hezar.models")
 FOLDER = Path(__file__).parents[2] / "recipes" / "hezar_model"

@@ -19,7 +19,7 @@ from hezar_train.trainer import Trainer
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.hub.conftest import hub  # noqa: F401
-from tests.recipes.test_fetching import Upload, upload  # noqa: F401
+from tests.recipes.test_loading import Upload, upload  # noqa: F401
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "license_plate"
 plates: Any = import_recipe(FOLDER / "recipe.py")

@@ -18,7 +18,7 @@ from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import DataError
 from hezar_train.recipes import build_trainer, import_recipe, load_recipe
 from tests.hub.conftest import hub  # noqa: F401
-from tests.recipes.test_fetching import Upload, upload  # noqa: F401
+from tests.recipes.test_loading import Upload, upload  # noqa: F401
 
 pytest.importorskip("transformers")
 

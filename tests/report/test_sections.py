@@ -1,14 +1,17 @@
-"""What the page says of the environment: in groups, and what changed from one start to the next."""
+"""Runs compared side by side, and the environment: in groups, and what changed from one start to the next."""
 
 from __future__ import annotations
 
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hezar_train import TrainerConfig
 from hezar_train.report import write_report
-from tests.report.runs import BEGUN, HandmadeRun, finished_run
+from tests.report.runs import BEGUN, HandmadeRun, data_of, finished_run
 
 
 def _page(run: HandmadeRun) -> str:
@@ -56,3 +59,40 @@ def test_a_change_of_the_config_is_told_as_far_as_checkpoints_remember_it(tmp_pa
     assert _changes(_page(run)) == ["num_epochs: 4 → 6 by start 3"]
     (tmp_path / "checkpoints" / "00000100" / "train_config.yaml").write_text("{", encoding="utf-8")
     assert _changes(_page(run)) == []
+
+
+class _Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_several_runs_are_compared_with_the_settings_in_which_they_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished_run(tmp_path / "a")
+    HandmadeRun(tmp_path / "b", learning_rate=0.5).train(300).evaluate(300)
+    monkeypatch.chdir(tmp_path)
+    page = write_report([tmp_path / "a", tmp_path / "b"]).read_text(encoding="utf-8")
+    assert Path("comparison.html").exists()
+    text = _Tags(page).text
+    assert "2 runs compared" in text
+    assert "Settings that differ" in text
+    assert "learning_rate0.0020.5" in text
+    assert [run["name"] for run in data_of(page)["runs"]] == ["a", "b"]
+
+
+def test_every_column_of_a_comparison_says_what_it_holds(tmp_path: Path) -> None:
+    runs = [HandmadeRun(tmp_path / name).train().evaluate(metrics={"cer": 0.5, "loss": 1.0}).root for name in "ab"]
+    page = write_report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    head = re.findall('<th scope="col">(.*?)</th>', page)
+    assert head[:7] == ["run", "steps", "best", "last CER", "last loss", "time at work", "status"]
+    assert "CER 0.5 at step 400" in page

@@ -1,4 +1,4 @@
-"""What recipes load by override and read for predictions: from a Hub or a folder, and what is refused in a sentence."""
+"""What recipes load by override, from a Hub or a folder; what fails is told in a sentence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,19 +16,14 @@ from hezar_train.errors import DataError
 from hezar_train.recipes import (
     asked_for,
     build_trainer,
-    import_recipe,
     load_recipe,
     load_splits,
-    path_of,
-    text_of,
     with_held_out,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.hub.conftest import hub  # noqa: F401
 from tests.hub.server import LoopbackHub
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 Upload = Callable[..., None]
 RECIPES = Path(__file__).parents[2] / "recipes"
 MISSING = {  # of each recipe, the overrides that load something
@@ -43,7 +37,6 @@ MISSING = {  # of each recipe, the overrides that load something
     "text_generation": ["recipe.data=hub:", "recipe.pretrained="],
 }
 COLUMNS = {"text_generation": ":source:target"}  # which are part of the dataset's name there
-TEXT_RECIPES = ["hezar_model", "language_modeling", "sequence_labeling", "text_classification", "text_generation"]
 CASES = [(recipe, override) for recipe, overrides in MISSING.items() for override in overrides]
 
 
@@ -169,30 +162,3 @@ def test_every_dataset_has_rows_to_train_on_and_some_that_are_held_out(
 def test_a_dataset_that_cannot_be_split_is_refused(splits: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         with_held_out("recipe.dataset=rows", splits)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (Path("bad.png"), r"bad\.png is a file; a text is expected\. Put texts into a \.txt file, a line each"),
-        ({"name": "Rome"}, r"\{'name': 'Rome'\} is a JSON value of the type dict; a text is expected"),
-        (None, "None is a JSON value of the type NoneType; a text is expected"),
-    ],
-)
-def test_what_is_no_text_is_refused_with_where_texts_go(given: Any, words: str) -> None:
-    assert text_of("a text") == "a text"
-    with pytest.raises(DataError, match=words):
-        text_of(given)
-
-
-@pytest.mark.parametrize("name", TEXT_RECIPES)
-def test_a_recipe_of_texts_refuses_a_picture_with_where_texts_go(name: str) -> None:
-    recipe = import_recipe(RECIPES / name / "recipe.py")
-    with pytest.raises(DataError, match=r"bad\.png is a file; a text is expected\. Put texts into a \.txt file"):
-        recipe.read(Path("bad.png"), SimpleNamespace(source_prefix=""))
-
-
-def test_a_path_may_come_as_a_text_and_what_is_none_is_refused() -> None:
-    assert path_of("a.png") == path_of(Path("a.png")) == Path("a.png")
-    with pytest.raises(DataError, match=r"5 is a JSON value of the type int; a file is expected"):
-        path_of(5)

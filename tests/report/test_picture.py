@@ -1,4 +1,4 @@
-"""Which curves share a panel, and how many of their points are kept."""
+"""Which curves share a panel, how many of their points are kept, and the picture of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from hezar_train.events import Row
+from hezar_train.report import CURVES_FILE, curves_png
 from hezar_train.report.picture import Curve, make_panels, round_ends, round_ticks, thinned, tick_words
 from hezar_train.report.read import read_run
 from tests.report.runs import BEGUN, HandmadeRun, finished_run
@@ -82,3 +84,12 @@ def test_ticks_are_few_and_inside_ends_that_hold_the_range(low: float, width: fl
     assert first <= low + width * 1e-6
     assert last >= (low + width) - width * 1e-6
     assert 1 <= len(round_ticks(first, last, most + 1)) <= most + 1
+
+
+def test_the_picture_is_a_png_of_the_curves_beside_the_report(real_run: Path) -> None:
+    path = curves_png(real_run)
+    assert path == real_run / CURVES_FILE
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        assert picture.width == 1760
+        assert len(picture.convert("RGB").getcolors(1 << 16) or []) > 10  # not an empty sheet

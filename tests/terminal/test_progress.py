@@ -1,15 +1,12 @@
+"""The bar on a terminal, plain lines elsewhere, the pace and the time left."""
+
 from __future__ import annotations
 
-import fcntl
 import io
 import logging
-import os
-import pty
 import re
 import signal
-import struct
 import sys
-import termios
 import threading
 import time
 
@@ -20,58 +17,8 @@ from hezar_train.events import Row
 from hezar_train.hooks import StopFlag
 from hezar_train.runtime.console import make_visible
 from hezar_train.terminal import progress as module
-from hezar_train.terminal.display import info_table, print_facts
 from hezar_train.terminal.progress import Progress
-
-
-class CountingStream(io.StringIO):
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_writes = 0
-        self.num_flushes = 0
-
-    def write(self, text: str) -> int:
-        self.num_writes += 1
-        return super().write(text)
-
-    def flush(self) -> None:
-        self.num_flushes += 1
-
-
-class Terminal:
-    """A real pseudo-terminal; `stream` is the program's side of it, `text` what a person's side received."""
-
-    def __init__(self, columns: int = 120) -> None:
-        self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        self.stream = os.fdopen(slave, "w", encoding="utf-8")
-        self._received: list[bytes] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        try:
-            while data := os.read(self._master, 65536):
-                self._received.append(data)
-        except OSError:
-            return  # how Linux says that the other side closed
-
-    def text(self) -> str:
-        self.stream.close()
-        self._reader.join()
-        os.close(self._master)
-        return b"".join(self._received).decode()
-
-
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def without_colours(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+from tests.terminal.streams import CountingStream, Terminal, without_colours
 
 
 def test_a_terminal_shows_a_bar_with_every_number():
@@ -474,23 +421,3 @@ def test_standard_output_is_left_alone(capsys):
     shown = capsys.readouterr().out
     assert "1/10" in shown
     assert "\x1b[?25l" not in shown
-
-
-def test_facts_are_aligned_lines_in_a_file_and_a_table_on_a_terminal():
-    facts = {"Steps": "300", "Batch size": "[8]"}
-    stream = CountingStream()
-    print_facts(facts, stream)
-    assert stream.getvalue() == "Steps       300\nBatch size  [8]\n"
-    terminal = Terminal()
-    print_facts(facts, terminal.stream)
-    lines = without_colours(terminal.text()).split("\r\n")
-    assert lines[1:3] == ["│ Steps      │ 300 │", "│ Batch size │ [8] │"]
-    assert info_table(facts).row_count == 2
-
-
-def test_a_path_that_is_too_long_for_the_table_goes_on_after_a_slash():
-    terminal = Terminal(columns=50)
-    print_facts({"Output folder": "/data/experiments/of/2026/may/plates"}, terminal.stream)
-    lines = without_colours(terminal.text()).split("\r\n")
-    assert lines[1] == "│ Output folder │ /data/experiments/of/2026/may/ │"
-    assert lines[2] == "│               │   plates                       │"

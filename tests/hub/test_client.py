@@ -1,4 +1,4 @@
-"""A place on the Hub is read exactly, and a text that is none is refused with the part that is wrong."""
+"""Addresses are read exactly, no text that is kept or shown holds a secret, and the package is cheap to import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from hezar_train.errors import ConfigError
-from hezar_train.hub import HubAddress, is_hub_address, names_hub_weights, parse_address, parse_repo_id
+from hezar_train.hub import HubAddress, is_hub_address, names_hub_weights, parse_address, parse_repo_id, redact
+
+TOKEN = "hf_" + "aB3dE6gH9jK2mN5pQ8sT"
 
 
 @pytest.mark.parametrize(
@@ -62,3 +64,26 @@ def test_a_path_that_exists_is_no_repository(tmp_path: Path, monkeypatch: pytest
     assert not names_hub_weights("/runs/first")
     assert not names_hub_weights(Path("other/first"))
     assert not is_hub_address("runs/first")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"token={TOKEN}!", "token=***!"),
+        (f"Authorization: Bearer {TOKEN}", "Authorization: Bearer ***"),
+        ("Authorization: Bearer secret.of.another.form", "Authorization: Bearer ***"),
+        ("GET https://me:secret@host/x failed", "GET https://***@host/x failed"),
+        ("PUT https://s3/key?X-Amz-Signature=abc&x=1 (500)", "PUT https://s3/key?... (500)"),
+        ("hf_hub_download of hf_model failed", "hf_hub_download of hf_model failed"),
+    ],
+)
+def test_secrets_are_hidden_and_nothing_else(text: str, expected: str) -> None:
+    assert redact(text) == expected
+
+
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_the_token_of_the_environment_is_hidden_whatever_its_form(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "odd!token")
+    assert redact("said odd!token aloud") == "said *** aloud"

@@ -1,14 +1,19 @@
-"""`hezar-train evaluate`, `predict` and `find-lr`: they look, and leave the run as it is."""
+"""`hezar-train evaluate`, `predict` and `find-lr`: they leave the run as it is; a terminal sees batches counted."""
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import Result
+
+from hezar_train.cli.evaluate import ERASED_LINE, counting
+from hezar_train.recipes import load_run, open_run
 
 Invoke = Callable[..., Result]
 
@@ -155,27 +160,6 @@ def test_an_empty_folder_is_said_to_have_no_files(invoke: Invoke, trained: Path,
     assert "the standard input has no line that is not empty" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["predict", "runs/sums", "mine.txt"], ["find-lr", "sums"], ["report", "runs/sums"]],
-    ids=lambda command: command[0],
-)
-def test_a_file_that_cannot_be_written_is_refused_before_any_work(
-    invoke: Invoke, trained: Path, tmp_path: Path, command: list[str]
-) -> None:
-    (tmp_path / "mine.txt").write_text("0.1 0.2\n")
-    (tmp_path / "recipes/sums/recipe.py").write_text("def build(width):\n    raise AssertionError\n")
-    done = invoke(*command, "--out", "/proc/x/y.png")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "/proc/x/y.png cannot be written: No such file or directory. Name another file: --out FILE" in done.stderr
-    assert invoke(*command, "--out", "mine.txt/y.png").exit_code == 2
-
-
-def test_trying_a_place_leaves_no_trace(invoke: Invoke, trained: Path, tmp_path: Path) -> None:
-    assert invoke("predict", "runs/sums", "nothing.txt", "--out", "new/below/y.jsonl").exit_code == 2
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_recipe_that_does_not_say_how_to_read_is_refused(invoke: Invoke, trained: Path, tmp_path: Path) -> None:
     source = tmp_path / "recipes/sums/recipe.py"
     source.write_text(source.read_text().replace("def read(", "def unread("))
@@ -241,3 +225,23 @@ def test_a_run_that_is_not_there_is_answered_with_what_may_be_meant(
 ) -> None:
     done = invoke("evaluate", given)
     assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_a_terminal_shows_how_many_batches_were_looked_at_and_a_file_nothing(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO
+) -> None:
+    opened = open_run(load_run(trained))
+    before = opened.trainer.hooks_in_eval.names("on_batch_end")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with counting(opened.trainer.hooks_in_eval, "evaluated"):
+        opened.evaluate()
+    shown = [ERASED_LINE + "evaluated: 1 batches", ERASED_LINE] if stream.isatty() else [""]
+    assert (stream.getvalue().startswith(shown[0]), stream.getvalue().endswith(shown[-1])) == (True, True)
+    assert bool(stream.getvalue()) is stream.isatty()
+    assert opened.trainer.hooks_in_eval.names("on_batch_end") == before

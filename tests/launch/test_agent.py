@@ -1,4 +1,4 @@
-"""The front of several processes, with a stand-in for the training: deaths, errors, signals, and what is left."""
+"""The launcher of several processes, with a stand-in for the training: deaths, errors, signals, and what is left."""
 
 from __future__ import annotations
 
