@@ -64,7 +64,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hezar_train.checkpoint.checkpointer import Checkpointer
     from hezar_train.checkpoint.format import JSON, pack, read_tensors, unpack
     from hezar_train.checkpoint.lock import RunLock
     from hezar_train.checkpoint.manifest import (
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
         load_shards,
         share_of,
     )
+    from hezar_train.checkpoint.standalone import Checkpointer
     from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Parts, Rejected, SnapshotBuffers, to_delete
     from hezar_train.checkpoint.weights import (
         WeightReport,
@@ -138,7 +138,7 @@ __all__ = [
 ]
 
 _NAMES_OF_MODULE = {
-    "checkpointer": ("Checkpointer",),
+    "standalone": ("Checkpointer",),
     "format": ("JSON", "pack", "read_tensors", "unpack"),
     "lock": ("RunLock",),
     "manifest": ("CONFIG_FILE", "MANIFEST_FILE", "MODEL_FILE", "OPTIMIZER_FILE", "STATE_FILE", "verify"),

@@ -33,9 +33,9 @@ from hezar_train.runtime import DataParallel, Processes, Runtime, to_device
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.trainer.generation import generates, generator_of
-from hezar_train.trainer.kept_state import untouched_model
 from hezar_train.trainer.model_runner import DeviceHold, Weigher, as_outputs, labels_of, others_of
 from hezar_train.trainer.report_samples import Drawn, ReportDetails, WorstSamples
+from hezar_train.trainer.rollback import untouched_model
 from hezar_train.trainer.train_data import NamedSet, RunSetup, TrainData, named_sets, one_set
 from hezar_train.types import Mode
 

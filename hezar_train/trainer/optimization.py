@@ -65,7 +65,7 @@ class Optimization:
         self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
         self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
-        self._is_gathered = False
+        self._gathered: object = None
         if data_parallel is not None:
             data_parallel.watch(optimizer)
 
@@ -79,11 +79,11 @@ class Optimization:
         """Tell whether a scaler expects overflows and skips such updates by itself."""
         return self._scaler is not None
 
-    def gather_gradients(self) -> None:
-        """Sum the gradients over all processes and unscale them, once for an update."""
-        if self._is_gathered:
+    def gather_gradients(self, update: object) -> None:
+        """Sum the gradients over all processes and unscale them, once for an update, as which its window counts."""
+        if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
             return
-        self._is_gathered = True
+        self._gathered = update
         if self._data_parallel is not None:
             self._data_parallel.join_gradients()
         if self._scaler is not None:
@@ -128,7 +128,7 @@ class Optimization:
         """Free the gradients; what comes next belongs to another update."""
         for parameter in self._parameters:
             parameter.grad = None
-        self._is_gathered = False
+        self._gathered = None
         if self._data_parallel is not None:
             self._data_parallel.forget()
 

@@ -1,11 +1,7 @@
-"""A run while it trains: its lock, signal handlers and open files; and what is due after an update.
+"""A run while it trains: its lock, signal handlers and open files; and how to log, save and evaluate.
 
-`RunSession` holds what exists only while a run trains and lets go of it however that ends. After an update its default
-hook does what is due, in one order (`Due`): log, save, evaluate, best, stop. Saving comes first, so that an evaluation
-that fails loses nothing. What an evaluation changes follows from its recorded result, so a resume applies the record
-again, or evaluates if there is none. All other hooks only ask: `request_save`, `request_stop`.
-
-The files themselves, and what a resume cuts off them, are in `run_files`.
+`RunSession` holds what exists only while a run trains and lets go of it however that ends. When each thing is due, and
+in which order, `intervals` decides; the files themselves, and what a resume cuts off them, are in `run_files`.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ from hezar_train.hooks.signals import StopFlag
 from hezar_train.hub import HubRecord, Pusher, PushTarget
 from hezar_train.loop import Context, Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
-from hezar_train.plan import UNLIMITED, End, is_due
+from hezar_train.plan import UNLIMITED, End
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
@@ -48,6 +44,7 @@ from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.environment import record_environment, threads_before
 from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.intervals import Actions, Due
 from hezar_train.trainer.model_runner import DeviceHold, Weigher
 from hezar_train.trainer.optimization import FirstSettings, Optimization
 from hezar_train.trainer.run_files import RunFiles, last_logged
@@ -57,7 +54,7 @@ from hezar_train.trainer.train_step import TrainStep, UpdateLog
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Actions", "Agreement", "Due", "RoutineResult", "RunSession", "TimeSpent"]
+__all__ = ["Agreement", "RoutineResult", "RunSession", "TimeSpent"]
 
 DATA, EVALUATION, SAVING, TRAINING = "data", "evaluation", "saving", "training"
 SECONDS_BETWEEN_NOTES = 30.0
@@ -575,90 +572,6 @@ class RunSession:
         # what writers put while they wrote, such as the time left, is theirs and no news
         self._totals = {name: history.total for name, history in self.storage.histories().items()}
         self.progress.line(row)
-
-
-@dataclass(frozen=True)
-class Actions:
-    """What can fall due, as functions: the hook decides when, the trainer says how."""
-
-    log: Callable[[], None]
-    save: Callable[[], None]
-    evaluate_and_update_best: Callable[[], None]
-    """Evaluate (or read the record), then update the best result and the plateau."""
-
-
-class Due:
-    """Decide after each update, and at each epoch's end, what is due."""
-
-    def __init__(
-        self,
-        state: TrainerState,
-        flag: StopFlag,
-        actions: Actions,
-        run_ends: Callable[[], bool],
-        agree: Callable[[], None] | None = None,
-    ) -> None:
-        """`run_ends` tells whether this update is the last one; `agree` lets several processes know of requests."""
-        self._state, self._flag, self._actions, self._run_ends, self._agree = state, flag, actions, run_ends, agree
-        self._concluded_step = -1
-        self.save_requested = False
-
-    def follow(self, setup: RunSetup) -> None:
-        """Go by another plan."""
-        self._plan, self._evaluates, self._saves = setup.plan, setup.evaluates, setup.config.save_enabled
-
-    def at_batch_end(self, ctx: Context) -> None:
-        """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
-        step = ctx.step
-        if step.closes_window and self._agree is not None:
-            self._agree()
-        if not step.closes_window or not step.applied or step.window.ends_epoch:
-            return
-        if not self._run_ends():
-            self._act(at_epoch_end=False)
-
-    def at_epoch_end(self, _: Context) -> None:
-        """Do what is due at the end of an epoch, or of the run, unless this very update was concluded already."""
-        if self._concluded_step != self._state.global_step:
-            self._act(at_epoch_end=True)
-
-    def forget(self) -> None:
-        """Take no update for done: the state was put back to an earlier one."""
-        self._concluded_step, self.save_requested = -1, False
-
-    def after_save(self) -> None:
-        """Do the part that follows a save: at a resume it is done again from the record."""
-        self._actions.evaluate_and_update_best()
-        self._concluded_step = self._state.global_step
-        self._state.evaluation_pending = False
-
-    def _act(self, *, at_epoch_end: bool) -> None:
-        plan, state, now = self._plan, self._state, self._state.update_step
-        evaluates = self._evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
-        if at_epoch_end or is_due(plan.log_updates, now):
-            self._actions.log()
-        due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
-        concluded = evaluates or at_epoch_end
-        saves = self._saves and (due or self.save_requested or self._flag.asked)
-        if saves:
-            state.evaluation_pending = concluded
-            self._actions.save()
-            self.save_requested = False
-        if saves or not self._saves:  # a signal that came too late for this save leaves with the next
-            self._leave_if_asked()
-        if concluded:
-            self.after_save()
-            self._leave_if_asked()
-
-    def what_is_saved(self) -> str:
-        """Say what a run that is left after a save has saved."""
-        return f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
-
-    def _leave_if_asked(self) -> None:
-        if not self._flag.asked or self._flag.signal is None:
-            return
-        words = f"{self._flag.signal.name}: stopped, {self.what_is_saved()}."
-        raise TrainingInterrupted(self._flag.exit_code, words)
 
 
 class TimeSpent:

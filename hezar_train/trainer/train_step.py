@@ -165,14 +165,14 @@ class TrainStep:
         self.loss_regular_total = self.loss_regular_total + part.detach() * ctx.step.window.total_weight
         return part
 
-    def gather(self, _: Context) -> None:
+    def gather(self, ctx: Context) -> None:
         """Make the gradients those of the whole window: summed over the processes, unscaled, not clipped yet."""
-        self._optimization.gather_gradients()
+        self._optimization.gather_gradients(ctx.step.window)
 
     def guard(self, ctx: Context) -> None:
         """Read loss and gradient norm, once, and stop before an update that would poison the weights."""
         optimization, step = self._optimization, ctx.step
-        optimization.gather_gradients()  # done already, unless the hook of that name was taken out
+        optimization.gather_gradients(step.window)  # done already, unless the hook of that name was taken out
         grad_norm, loss = self._read(optimization.gradient_norm(), step.window_loss)
         step.grad_norm, step.loss_value = grad_norm, loss
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or optimization.skips_non_finite):

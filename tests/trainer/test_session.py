@@ -19,7 +19,7 @@ from hezar_train.hooks import StopFlag, Stopping
 from hezar_train.loop import Context
 from hezar_train.plan import make_plan
 from hezar_train.state import TrainerState
-from hezar_train.trainer.session import Actions, Due, TimeSpent
+from hezar_train.trainer.intervals import Actions, Due, TimeSpent
 from hezar_train.trainer.train_data import RunSetup
 
 Build = Callable[..., Trainer]

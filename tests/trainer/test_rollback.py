@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 from hezar_train.errors import DataError
 from hezar_train.optim import Schedule
 from hezar_train.state import TrainerState
-from hezar_train.trainer.kept_state import untouched
+from hezar_train.trainer.rollback import untouched
 
 
 class Net(nn.Module):

@@ -1,0 +1,105 @@
+"""When to log, save and evaluate: after which updates each is due, and in which order it is done.
+
+One default hook acts: log, save, evaluate, best, stop. Saving comes first, so that an evaluation that fails loses
+nothing; what an evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates
+if there is none (`after_save`). All other hooks only ask: `request_save`, `request_stop`. How each is done is the
+session's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hezar_train.errors import TrainingInterrupted
+from hezar_train.hooks.signals import StopFlag
+from hezar_train.loop import Context
+from hezar_train.plan import is_due
+from hezar_train.state import TrainerState
+from hezar_train.trainer.train_data import RunSetup
+
+__all__ = ["Actions", "Due"]
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What can fall due, as functions: the hook decides when, the trainer says how."""
+
+    log: Callable[[], None]
+    save: Callable[[], None]
+    evaluate_and_update_best: Callable[[], None]
+    """Evaluate (or read the record), then update the best result and the plateau."""
+
+
+class Due:
+    """Decide after each update, and at each epoch's end, what is due."""
+
+    def __init__(
+        self,
+        state: TrainerState,
+        flag: StopFlag,
+        actions: Actions,
+        run_ends: Callable[[], bool],
+        agree: Callable[[], None] | None = None,
+    ) -> None:
+        """`run_ends` tells whether this update is the last one; `agree` lets several processes know of requests."""
+        self._state, self._flag, self._actions, self._run_ends, self._agree = state, flag, actions, run_ends, agree
+        self._concluded_step = -1
+        self.save_requested = False
+
+    def follow(self, setup: RunSetup) -> None:
+        """Go by another plan."""
+        self._plan, self._evaluates, self._saves = setup.plan, setup.evaluates, setup.config.save_enabled
+
+    def at_batch_end(self, ctx: Context) -> None:
+        """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
+        step = ctx.step
+        if step.closes_window and self._agree is not None:
+            self._agree()
+        if not step.closes_window or not step.applied or step.window.ends_epoch:
+            return
+        if not self._run_ends():
+            self._act(at_epoch_end=False)
+
+    def at_epoch_end(self, _: Context) -> None:
+        """Do what is due at the end of an epoch, or of the run, unless this very update was concluded already."""
+        if self._concluded_step != self._state.global_step:
+            self._act(at_epoch_end=True)
+
+    def forget(self) -> None:
+        """Take no update for done: the state was put back to an earlier one."""
+        self._concluded_step, self.save_requested = -1, False
+
+    def after_save(self) -> None:
+        """Do the part that follows a save: at a resume it is done again from the record."""
+        self._actions.evaluate_and_update_best()
+        self._concluded_step = self._state.global_step
+        self._state.evaluation_pending = False
+
+    def _act(self, *, at_epoch_end: bool) -> None:
+        plan, state, now = self._plan, self._state, self._state.update_step
+        evaluates = self._evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
+        if at_epoch_end or is_due(plan.log_updates, now):
+            self._actions.log()
+        due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
+        concluded = evaluates or at_epoch_end
+        saves = self._saves and (due or self.save_requested or self._flag.asked)
+        if saves:
+            state.evaluation_pending = concluded
+            self._actions.save()
+            self.save_requested = False
+        if saves or not self._saves:  # a signal that came too late for this save leaves with the next
+            self._leave_if_asked()
+        if concluded:
+            self.after_save()
+            self._leave_if_asked()
+
+    def what_is_saved(self) -> str:
+        """Say what a run that is left after a save has saved."""
+        return f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
+
+    def _leave_if_asked(self) -> None:
+        if not self._flag.asked or self._flag.signal is None:
+            return
+        words = f"{self._flag.signal.name}: stopped, {self.what_is_saved()}."
+        raise TrainingInterrupted(self._flag.exit_code, words)
