@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 
 from hezar_train import Trainer, TrainerConfig
@@ -71,6 +73,20 @@ def toy(tmp_path: Path) -> Callable[..., Trainer]:
         return cls(TrainerConfig(tmp_path / out, **settings), **arguments)
 
     return build
+
+
+@pytest.fixture
+def with_scaler() -> Iterator[Callable[..., Accelerator]]:
+    """Return a function that makes an Accelerator with a real gradient scaler."""
+
+    def make(init_scale: float = 1024.0) -> Accelerator:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = Accelerator(cpu=True)
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=4)
+        return accelerator
+
+    yield make
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
 from hezar_train import Hook, Trainer
@@ -217,17 +215,13 @@ class Overflow(Hook):
 
 
 @pytest.fixture
-def scaled(toy: Build) -> Iterator[Build]:
+def scaled(toy: Build, with_scaler: Any) -> Build:
     """Build trainers with a real gradient scaler."""
 
     def build(*overflows: int, init_scale: float = 1024.0, **given: Any) -> Trainer:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        accelerator = Accelerator(cpu=True)
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=4)
-        return toy(accelerator=accelerator, hooks=[Overflow(*overflows)], **given)
+        return toy(accelerator=with_scaler(init_scale), hooks=[Overflow(*overflows)], **given)
 
-    yield build
-    AcceleratorState._reset_state(reset_partial_state=True)
+    return build
 
 
 class TestSkippedUpdates:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from hezar_train import Trainer, TrainerConfig
+from hezar_train import Hook, Moment, Trainer, TrainerConfig
 from hezar_train.errors import DataError
 from hezar_train.types import Mode
 
@@ -418,6 +418,129 @@ class TestInnerTrainingLoop:
 
         toy(Watching, num_epochs=3).train()
         assert epochs == [1, 2, 3]
+
+
+class Gradients(Hook):
+    """Keep the gradients of each update, and what they are the gradients of."""
+
+    modes = frozenset({Mode.TRAIN, Mode.FINETUNE})
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, torch.Tensor]] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.samples: list[list[int]] = []
+        self.norms: list[float] = []
+        self.left: list[Any] = []
+
+    def on_gradients(self, ctx: Any) -> None:
+        named = dict(self.trainer.model.named_parameters())
+        self.found.append({name: parameter.grad.clone() for name, parameter in named.items()})  # type: ignore[union-attr]
+        self.weights.append({name: parameter.detach().clone() for name, parameter in named.items()})
+        self.samples.append(ctx.window.samples())
+
+    def on_update(self, ctx: Any) -> None:
+        self.left += [parameter.grad for parameter in self.trainer.model.parameters()]
+
+    def on_batch_end(self, ctx: Any) -> None:
+        if ctx.closes_window:
+            self.norms.append(ctx.grad_norm)
+
+
+class TestGradients:
+    """The moment at which the gradients are those of the update: of the whole window, unscaled, not clipped."""
+
+    @pytest.fixture(params=["plain", "with a scaler"])
+    def build(self, request: pytest.FixtureRequest, toy: Build, with_scaler: Any) -> Build:
+        if request.param == "plain":
+            return toy
+        return lambda **given: toy(accelerator=with_scaler(), **given)
+
+    @pytest.mark.parametrize("max_grad_norm", [None, 1e-3])
+    @pytest.mark.parametrize(("accumulation", "sizes"), [(1, [4] * 5), (2, [8, 8, 4])])
+    def test_a_hook_sees_those_of_the_whole_window(
+        self, build: Build, classifier: Any, accumulation: int, sizes: list[int], max_grad_norm: float | None
+    ) -> None:
+        hook, other = Gradients(), classifier()
+        trainer = build(hooks=[hook], gradient_accumulation_steps=accumulation, max_grad_norm=max_grad_norm)
+        trainer.train()
+        assert [len(samples) for samples in hook.samples] == sizes
+        for found, weights, samples in zip(hook.found, hook.weights, hook.samples, strict=True):
+            rows = [trainer.train_dataset[number] for number in samples]
+            other.load_state_dict(weights)
+            other.zero_grad()
+            logits = other(torch.stack([row["x"] for row in rows]))
+            functional.cross_entropy(logits, torch.tensor([row["labels"] for row in rows])).backward()
+            expected = {name: parameter.grad for name, parameter in other.named_parameters()}
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+    @pytest.mark.parametrize("max_grad_norm", [None, 1e-3])
+    def test_their_norms_by_layer_combine_to_the_norm_that_is_told(
+        self, build: Build, max_grad_norm: float | None
+    ) -> None:
+        hook = Gradients()
+        build(hooks=[hook], gradient_accumulation_steps=2, max_grad_norm=max_grad_norm, num_epochs=2).train()
+        by_layer = [torch.stack([gradient.norm() for gradient in found.values()]) for found in hook.found]
+        assert [norms.norm().item() for norms in by_layer] == pytest.approx(hook.norms, rel=1e-6)
+        assert min(hook.norms) > 1e-2  # longer than what they are clipped to
+
+    def test_by_the_end_of_the_update_they_are_freed(self, build: Build) -> None:
+        hook = Gradients()
+        build(hooks=[hook]).train()
+        assert hook.left == [None] * 10
+
+    def test_what_a_hook_changes_is_trained_on_and_measured(self, build: Build) -> None:
+        norms: list[float] = []
+
+        def clear(ctx: Any) -> None:
+            for parameter in trainer.model.parameters():
+                parameter.grad.zero_()  # type: ignore[union-attr]
+
+        trainer = build(optimizer="sgd")
+        before = weights_of(trainer)
+        trainer.hooks[Mode.TRAIN].register(clear, Moment.GRADIENTS)
+        trainer.hooks[Mode.TRAIN].register(lambda ctx: norms.append(ctx.grad_norm), "on_batch_end")
+        trainer.train()
+        assert weights_of(trainer) == before
+        assert norms == [0.0] * 5
+
+    @pytest.mark.parametrize("change", ["removed", "replaced", "cleared"])
+    def test_without_the_hook_that_gathers_them_an_update_is_the_same(self, build: Build, change: str) -> None:
+        given = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "optimizer": "sgd", "num_epochs": 2}
+        usual, other = build(out="usual", **given), build(out="other", **given)
+        if change == "removed":
+            other.reset_hook_in_train(Moment.GRADIENTS, "gather")
+        elif change == "replaced":
+            other.replace_hook_in_train(lambda ctx: None, "on_gradients", "gather")
+        else:
+            other.reset_hook_in_train("on_gradients")
+        usual.train()
+        other.train()
+        assert weights_of(other) == weights_of(usual)
+        assert other.state.loss_tracker_avg == usual.state.loss_tracker_avg
+
+    @pytest.mark.parametrize("moment", ["on_update", "on_batch_end"])
+    def test_whoever_frees_them_the_next_update_has_its_own(self, build: Build, moment: str) -> None:
+        given = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "optimizer": "sgd", "num_epochs": 2}
+        usual, other = build(out="usual", **given), build(out="other", **given)
+
+        def free(ctx: Any) -> None:
+            if ctx.closes_window:
+                other.optimizer.zero_grad()
+
+        other.reset_hook_in_train("on_update", "zero_grad")
+        other.register_hook_in_train(free, moment)
+        usual.train()
+        other.train()
+        assert weights_of(other) == weights_of(usual)
+
+    def test_finetuning_has_them_too(self, toy: Build) -> None:
+        hook = Gradients()
+        trainer = toy(hooks=[hook], finetune_steps=3)
+        assert trainer.hooks[Mode.FINETUNE].names("on_gradients") == ["gather", "Gradients"]
+        trainer.finetune()
+        assert [len(samples) for samples in hook.samples] == [4, 4, 4]
+        by_layer = [torch.stack([gradient.norm() for gradient in found.values()]) for found in hook.found]
+        assert [norms.norm().item() for norms in by_layer] == pytest.approx(hook.norms, rel=1e-6)
 
 
 class OwnSteps(Trainer):
