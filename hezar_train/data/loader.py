@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from hezar_train.data.collators import default_collator
-from hezar_train.data.fetch import Collator, MapDataset, WindowFetcher, batch_fetcher, identity
+from hezar_train.data.fetcher import Collator, MapDataset, WindowFetcher, batch_fetcher, identity
 from hezar_train.data.sampler import Indices, RangedSampler
 from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSource, has_equal_shards
 from hezar_train.data.windows import Order, Source, Window, rank_ranges, share_or_filler

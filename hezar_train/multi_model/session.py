@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hezar_train.loop import HookSet
-from hezar_train.multi_model.optimizers import ScheduleDict
+from hezar_train.multi_model.optimizer_dict import ScheduleDict
 from hezar_train.multi_model.turns import MultiModelLoop, Phases, Turns
 from hezar_train.plan import End
 from hezar_train.trainer.session import RunSession

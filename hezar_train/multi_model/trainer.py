@@ -25,7 +25,7 @@ from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, HookError, NonFiniteError, choices, suggestion
 from hezar_train.loop import Alias, Context, HookCall, HookSet, Moment, insert_hook
-from hezar_train.multi_model.optimizers import OptimizerDict, ScheduleDict
+from hezar_train.multi_model.optimizer_dict import OptimizerDict, ScheduleDict
 from hezar_train.multi_model.session import MultiModelSession
 from hezar_train.multi_model.turns import MultiModelLoop, Turns
 from hezar_train.optim import Schedule

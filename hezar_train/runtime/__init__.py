@@ -25,11 +25,9 @@ from hezar_train.runtime.sharding import data_parallel_of
 __all__ = [
     "DataParallel",
     "Processes",
-    "Replicas",
     "Runtime",
     "SyncedBatchNorm",
     "build_runtime",
-    "copies_of",
     "data_parallel_of",
     "enable_gradient_checkpointing",
     "logger",
@@ -38,6 +36,3 @@ __all__ = [
     "to_device",
     "use_threads",
 ]
-
-Replicas = DataParallel
-copies_of = data_parallel_of

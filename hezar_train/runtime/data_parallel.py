@@ -71,10 +71,6 @@ class DataParallel:
         """Get ready for forwards without backwards; with `is_free`, each process may call the model on its own."""
         return nullcontext()
 
-    def looked_at(self, *, is_free: bool) -> AbstractContextManager[None]:
-        """Call `evaluating`, under its former name."""
-        return self.evaluating(is_free=is_free)
-
     def forget(self, *_: Any) -> None:
         """Expect the gradients of another update."""
         self._is_joined = False

@@ -33,7 +33,7 @@ from hezar_train.data import (
     is_stream,
     open_source,
 )
-from hezar_train.data.fetch import identity
+from hezar_train.data.fetcher import identity
 from hezar_train.data.loader import MapSource
 from hezar_train.data.sampler import RangedSampler
 from hezar_train.data.streams import SamplerSource, StreamSource

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from hezar_train.data import default_collator
-from hezar_train.data.fetch import WorkerPool, batch_fetcher, fetched, identity, is_pure
+from hezar_train.data.fetcher import WorkerPool, batch_fetcher, fetched, identity, is_pure
 
 SEED, EPOCH = 11, 2
 
 # whoever gets a Ctrl-C and is not the main process is gone
 TEN_POOLS = """
 import os, signal
-from hezar_train.data.fetch import WorkerPool
+from hezar_train.data.fetcher import WorkerPool
 
 main = os.getpid()
 signal.signal(signal.SIGINT, lambda *_: None if os.getpid() == main else os._exit(3))
