@@ -179,6 +179,34 @@ class OwnStep(Trainer):
         return loss
 
 
+class Norms(Hook):
+    """Note the norm of each parameter's gradient, and that of all, for every update."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_gradients(self, _: Any) -> None:
+        self.found += [float(parameter.grad.norm()) for parameter in self.trainer.model.parameters()]  # type: ignore[union-attr]
+
+    def on_batch_end(self, ctx: Any) -> None:
+        if ctx.closes_window:
+            self.found.append(ctx.grad_norm)
+
+
+@pytest.mark.parametrize("replaces_gather", [False, True])
+def test_the_gradients_that_hooks_see_are_those_of_one_process(replaces_gather: bool, tmp_path: Path) -> None:
+    def work() -> Any:
+        norms = Norms()
+        trainer = build("short last window", tmp_path, [norms], max_grad_norm=0.05)
+        if replaces_gather:  # then only the norm of all is told: each process has its own gradients until it is taken
+            trainer.reset_hook_in_train("on_gradients")
+        trainer.train()
+        return norms.found, weights_of(trainer)
+
+    values, _ = assert_as_alone(work)
+    assert len(values) == (1 if replaces_gather else 5) * 10  # five updates in each of two epochs, four parameters
+
+
 def test_a_step_of_ones_own_trains_one_model(tmp_path: Path) -> None:
     def work() -> Any:
         plain = build("plain", tmp_path, batch_size=12)
