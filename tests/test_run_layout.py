@@ -17,15 +17,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hezar_train"
 LAYOUT = "run_layout.py"
 
-EXEMPT = {
-    "trainer/checkpointing.py",
-    "trainer/export.py",
-    "trainer/folder.py",
-    "trainer/session.py",
-    "trainer/trainer.py",
-}
-"""Modules that do not take their names from the layout yet."""
-
 SPELLED_BELOW = {run_layout.CONFIG_FILE: "config/trainer_config.py"}
 """What a part spells that the layout imports."""
 
@@ -74,9 +65,9 @@ def _spelled(path: Path) -> set[str]:
 
 
 def _modules() -> dict[str, Path]:
-    """Return all modules but the layout and those that are exempt, by their paths in the package."""
+    """Return all modules but the layout, by their paths in the package."""
     found = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
-    return {name: path for name, path in found.items() if name not in {LAYOUT, *EXEMPT}}
+    return {name: path for name, path in found.items() if name != LAYOUT}
 
 
 def test_no_other_module_spells_a_name_of_the_folder() -> None:
