@@ -178,6 +178,6 @@ def _problems(runs: Sequence[RunRecord]) -> Html | None:
 
 def _footer(runs: Sequence[RunRecord]) -> Html:
     words = f"Written {moment(time.time())} by hezar_train {__version__}."
-    if any(run.is_under_way for run in runs):
+    if any(run.is_running for run in runs):
         words += " A run was still under way: write the report again to see more."
     return element("footer", words)

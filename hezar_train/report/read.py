@@ -204,7 +204,7 @@ class RunRecord:
         return is_over or self.stop_reason is not None or (total is not None and self.last_step >= total)
 
     @property
-    def is_under_way(self) -> bool:
+    def is_running(self) -> bool:
         """Tell whether a trainer seems to be at work: the lock has a holder's name, and something was just written."""
         if self.end or self.is_finished or not _is_held(self.layout.lock):
             return False

@@ -54,7 +54,7 @@ LEAST_SHARE = 0.004
 PRIVATE = frozenset({"output_dir"})
 """A field that every run has of its own."""
 
-TOLD_ELSEWHERE = frozenset({"time", "step", "seconds", "end"})
+SHOWN_ELSEWHERE = frozenset({"time", "step", "seconds", "end"})
 """When and how a start ran."""
 
 ABOUT_THE_START = frozenset({"accept_changes", "resume_from_checkpoint"})
@@ -70,7 +70,7 @@ def status_badge(run: RunRecord) -> Html:
     """Return in a few words where a run is."""
     if run.is_finished:
         return element("span", "finished", class_="badge good", title=run.stop_reason)
-    if run.is_under_way:
+    if run.is_running:
         return element("span", "under way", class_="badge live")
     if run.error is not None:
         return element("span", f"failed: {run.error}", class_="badge bad")
@@ -206,7 +206,7 @@ def _outcome(run: RunRecord, starts: Sequence[Start], place: int) -> str:
         return _end_in_words(end)
     if place == len(starts) and run.is_finished:
         return run.stop_reason or "at its end"
-    if place == len(starts) and run.is_under_way:
+    if place == len(starts) and run.is_running:
         return "not yet"
     return "killed" if "step" in record else "interrupted"  # older records tell of no end
 
@@ -371,7 +371,7 @@ def environment_section(run: RunRecord) -> Html:
 def _groups(start: Mapping[str, Any]) -> Groups:
     found: Groups = {"": {}}
     for name, value in start.items():
-        if name in TOLD_ELSEWHERE:
+        if name in SHOWN_ELSEWHERE:
             continue
         if isinstance(value, dict):
             found[name] = dict(_facts_of_group(value))

@@ -138,3 +138,17 @@ def test_what_works_but_may_not_be_meant_is_a_warning(invoke: Invoke, tmp_path: 
     done = invoke("config", "validate", "odd.yaml")
     assert done.exit_code == 0
     assert done.stderr.startswith("warning: save_steps=3 is not a multiple of gradient_accumulation_steps=2")
+
+
+@pytest.mark.parametrize(
+    ("field", "group"),
+    [
+        ("seed", "the run as a whole"),
+        ("save_steps", "checkpoints"),
+        ("finetune_steps", "`finetune()`"),
+        ("lr_scheduler", "the schedules of learning rate and momentum"),
+    ],
+)
+def test_a_field_is_explained_with_the_group_that_it_belongs_to(invoke: Invoke, field: str, group: str) -> None:
+    assert f"\nAmong the fields of {group}. On the command line: " in invoke("config", "explain", field).stdout
+    assert group in invoke("config", "explain").stdout.splitlines()

@@ -115,3 +115,17 @@ def test_a_folder_without_runs_and_one_that_is_not_there_are_told(invoke: Invoke
     assert invoke("runs").exit_code == 2
     (tmp_path / "runs").mkdir()
     assert invoke("runs").stdout.startswith("There are no runs in runs.")
+
+
+def test_models_that_learn_one_after_another_are_counted_together(invoke: Invoke, tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "data_of_versions" / "0.1.0" / "two_models"
+    run = shutil.copytree(source, tmp_path / "runs" / "two_models")
+    assert row_of(invoke, "two_models")[2] == "34/42"
+    for path in [*run.glob("evaluations/*"), *run.glob("logs/*/metrics.json"), run / "environment.json"]:
+        path.unlink()
+    shutil.rmtree(run / "checkpoints/00000032")
+    state_file = run / "checkpoints/00000028/trainer_state.json"
+    content = json.loads(state_file.read_text())
+    content["state"] |= {"global_step": 21, "epoch": 3, "model_index": 0}  # the first has come to its end
+    state_file.write_text(json.dumps(content))
+    assert (row_of(invoke, "two_models")[2], "interrupted" in row_of(invoke, "two_models")) == ("21/42", True)

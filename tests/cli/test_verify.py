@@ -6,14 +6,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import Result
 
+from hezar_train import MultiModelTrainer, TrainerConfig
 from hezar_train.cli.verify import reaches_all
 
 Invoke = Callable[..., Result]
+VERSIONS = Path(__file__).parents[1] / "data_of_versions"
 
 
 def change_ledger(run: Path, change: Callable[[list[dict[str, int]]], object]) -> None:
@@ -150,3 +154,65 @@ def test_what_lies_in_the_newest_checkpoint_is_shown_on_request(invoke: Invoke, 
     assert lines["weight"][0] == "float32"
     assert lines["train.loss"][1] == "last"
     assert "weight" not in invoke("verify", "runs/sums").stdout
+
+
+@pytest.fixture
+def two_models(tmp_path: Path) -> Path:
+    """A run of two models, one after another, of 3 epochs each; it failed in the second epoch of the second."""
+    return shutil.copytree(VERSIONS / "0.1.0" / "two_models", tmp_path / "runs" / "two_models")
+
+
+def test_models_that_learn_one_after_another_are_proven_each_by_itself(invoke: Invoke, two_models: Path) -> None:
+    done = invoke("audit", "runs/two_models")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "19 updates in runs/two_models/ledger.jsonl",
+        "  ok   first, epochs 1 to 3: the positions 0 to 26 came once each, in order, none left out",
+        "  ok   second, epoch 1: the positions 0 to 26 came once each, in order, none left out",
+        "  ok   second, epoch 2: the first 24 positions of 27 came once each, in order",
+        "  ok   the shuffle (seed 42) has each of 27 samples at one position: all 3 orders computed",
+        "  ok   the checkpoint of step 32 has seen 124 samples, as many as the ledger has up to there",
+        "Every sample was trained exactly once per epoch, as far as the run has come.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: lines.insert(1, lines[0]), "first, epoch 1: positions 0 to 7 came twice"),
+        (lambda lines: lines.pop(13), "second, epoch 1: positions 8 to 15 were left out"),
+        (lambda lines: lines.pop(11), "first, after epoch 3 comes epoch 1"),
+        (lambda lines: lines.pop(17), "the checkpoint of step 32 has seen 124 samples; the ledger has 116 up to there"),
+    ],
+    ids=["twice", "left out", "passed on too early", "cut"],
+)
+def test_a_ledger_of_several_models_that_is_not_right_is_found_out(
+    invoke: Invoke, two_models: Path, change: Callable[[list[dict[str, int]]], object], words: str
+) -> None:
+    change_ledger(two_models, change)
+    done = invoke("audit", "runs/two_models")
+    assert (done.exit_code, words in done.stdout) == (1, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_calls", "proven"),
+    [
+        ({"local_update_steps": 5}, 3, ["a, epochs 1 to 2:", "a, epoch 3: the first 4", "b, epoch 3: the first 4"]),
+        ({"local_update_steps": 1, "batch_or_epoch": "epoch"}, 2, ["a, epochs 1 to 2:", "b, epochs 1 to 2:"]),
+        ({"max_steps": 8}, 1, ["a, epoch 2: the first 4 positions of 27", "b, epoch 2: the first 4 positions of 27"]),
+        ({"save_enabled": False}, 1, ["model 1, epochs 1 to 2:", "model 2, epochs 1 to 2:"]),
+    ],
+    ids=["calls of batches", "calls of epochs", "steps", "nothing saved"],
+)
+def test_models_are_told_apart_however_long_each_of_them_learns(
+    invoke: Invoke, tmp_path: Path, changes: dict[str, Any], num_calls: int, proven: list[str]
+) -> None:
+    points = torch.arange(54.0).reshape(27, 2) / 54
+    data = torch.utils.data.TensorDataset(points, points.sum(dim=1, keepdim=True))
+    config = TrainerConfig("run", batch_size=4, num_epochs=2, criterion="MSELoss", use_cpu=True, **changes)
+    trainer = MultiModelTrainer(config, {"a": torch.nn.Linear(2, 1), "b": torch.nn.Linear(2, 1)}, data)
+    for _ in range(num_calls):
+        trainer.train()
+    done = invoke("audit", "run")
+    assert done.exit_code == 0, done.stdout
+    assert [words for words in proven if f"  ok   {words}" not in done.stdout] == []

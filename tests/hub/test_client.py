@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,10 @@ def test_the_token_of_the_environment_is_hidden_whatever_its_form(
 ) -> None:
     monkeypatch.setenv(variable, "odd!token")
     assert redact("said odd!token aloud") == "said *** aloud"
+
+
+def test_importing_the_package_imports_no_client() -> None:
+    code = "import sys, hezar_train.hub; print(*{'huggingface_hub', 'httpx2'} & set(sys.modules))"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []

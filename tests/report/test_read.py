@@ -154,15 +154,22 @@ def test_without_measured_seconds_the_time_before_an_evaluation_is_told_apart(tm
 def test_a_run_whose_lock_names_a_holder_and_that_just_wrote_is_under_way(tmp_path: Path) -> None:
     run = HandmadeRun(tmp_path)
     run.log([Row(5, 1, time.time(), {"train.loss": 1.0})])
-    assert not read_run(tmp_path).is_under_way
+    assert not read_run(tmp_path).is_running
     (tmp_path / "lock").write_text('{"pid": 1}')
-    assert read_run(tmp_path).is_under_way
+    assert read_run(tmp_path).is_running
 
 
 def test_a_run_is_under_way_before_its_first_row_and_not_when_nothing_was_written_for_long(tmp_path: Path) -> None:
     run = HandmadeRun(tmp_path)
     (run.root / "lock").write_text('{"pid": 1}')
-    assert read_run(tmp_path).is_under_way
+    assert read_run(tmp_path).is_running
     long_ago = time.time() - 2 * STALE_SECONDS
     os.utime(run.root / "lock", (long_ago, long_ago))
-    assert not read_run(tmp_path).is_under_way
+    assert not read_run(tmp_path).is_running
+
+
+def test_the_steps_of_models_that_learn_one_after_another_count_for_each(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "data_of_versions" / "0.1.0" / "two_models"
+    run = read_run(shutil.copytree(source, tmp_path / "run"))
+    assert (run.last_step, run.total_steps, run.is_finished, run.problems) == (34, 42, False, [])
+    assert run.steps_in_epoch is None  # each model has epochs of its own
