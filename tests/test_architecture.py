@@ -38,6 +38,10 @@ ROWS = [
 UPWARD = ("config", "hub")
 """Who may import what is above it, inside a function: the config's own ways to and from the Hub."""
 ROW_OF_PART = {part: number for number, parts in enumerate(ROWS) for part in parts}
+ABOVE_THE_LINE = {"multi_model", "federated", "compat", "recipes", "tune", "launch", "cli", "__main__"}
+"""Built on the library as a user would; nothing below imports them, not even for a type."""
+LARGEST_TRAINER = 70
+"""Public names of the Trainer: whoever needs one more finds one to take away, or raises this on purpose."""
 OWNERS = {
     "accelerate": {"runtime", "events"},
     "safetensors": {"checkpoint"},
@@ -106,6 +110,106 @@ def test_a_file_imports_lower_parts_only(path: Path) -> None:
             continue
         assert part != "__init__", "the top level imports nothing until a name is asked for"
         assert ROW_OF_PART[other] < ROW_OF_PART[part], f"{_name(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", [path for path in _modules() if _part(path) not in ABOVE_THE_LINE], ids=_name)
+def test_a_file_below_the_line_does_not_know_what_is_above(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    named = [f"{getattr(node, 'module', '')}.{alias.name}".lstrip(".") for node in imports for alias in node.names]
+    known = {name.split(".")[1] for name in named if name.startswith("hezar_train.")}
+    assert not known & ABOVE_THE_LINE
+
+
+def test_the_trainer_inherits_from_nobody_and_is_small() -> None:
+    from hezar_train import Trainer
+
+    assert Trainer.__mro__ == (Trainer, object)
+    assert len([name for name in dir(Trainer) if not name.startswith("_")]) <= LARGEST_TRAINER
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def _stored(node: ast.AST) -> str | None:
+    """Return the name that a class defines there: a field, a method, `self.name = ...`, `self.__dict__["name"] = ...`."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return node.name
+    if not isinstance(getattr(node, "ctx", None), ast.Store):
+        return None
+    if isinstance(node, ast.Attribute) and _is_self(node.value):
+        return node.attr
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _borrowed(kind: ast.ClassDef) -> set[str]:
+    """Return the private names that a class reads of itself, or calls through super(), and does not define."""
+    attributes = [node for node in ast.walk(kind) if isinstance(node, ast.Attribute) and _is_private(node.attr)]
+    read = {node.attr for node in attributes if _is_self(node.value) or _is_super(node.value)}
+    return read - {_stored(node) for node in ast.walk(kind)}
+
+
+def _classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)]
+
+
+COMPOSED = [path for path in _modules() if ROW_OF_PART.get(_part(path), -1) >= ROW_OF_PART["loop"]]
+"""From the loop on classes are composed; below, metrics, writers and sources of data are families."""
+
+
+@pytest.mark.parametrize("path", COMPOSED, ids=_name)
+def test_a_class_reads_no_private_attribute_that_another_class_sets(path: Path) -> None:
+    assert {kind.name: names for kind in _classes(path) if (names := _borrowed(kind))} == {}
+
+
+def _own_bases() -> dict[str, set[str]]:
+    """Return, for each class from the loop on, the names of the classes it is derived from."""
+    kinds = [kind for path in COMPOSED for kind in _classes(path)]
+    return {kind.name: {ast.unparse(base).rpartition(".")[2] for base in kind.bases} for kind in kinds}
+
+
+def test_a_class_overrides_no_private_method_of_another_one() -> None:
+    bases = _own_bases()
+    private = {
+        kind.name: {name for node in kind.body if (name := _stored(node)) and _is_private(name)}
+        for path in COMPOSED
+        for kind in _classes(path)
+    }
+    clashes = {
+        f"{kind} and {base}": private[kind] & private[base]
+        for kind, named in bases.items()
+        for base in named & private.keys() - {kind}
+        if private[kind] & private[base]
+    }
+    assert clashes == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "borrowed"),
+    [
+        ("class A(B):\n  def f(self): return self._x", {"_x"}),
+        ("class A(B):\n  def f(self): return super()._f()", {"_f"}),
+        ("class A(B):\n  def _f(self): return super()._f()", set()),
+        ("class A:\n  _x: int\n  def f(self): return self._x", set()),
+        ("class A:\n  def g(self): self._x, self.y = 1, 2\n  def f(self): return self._x", set()),
+        ("class A(B):\n  def f(self): return self.x, self.__dict__, other._x", set()),
+    ],
+)
+def test_a_borrowed_name_is_found(source: str, borrowed: set[str]) -> None:
+    (kind,) = ast.parse(source).body
+    assert isinstance(kind, ast.ClassDef)
+    assert _borrowed(kind) == borrowed
 
 
 @pytest.mark.parametrize("path", _modules(), ids=_name)

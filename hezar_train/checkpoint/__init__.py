@@ -86,7 +86,7 @@ if TYPE_CHECKING:
         share_of,
     )
     from hezar_train.checkpoint.standalone import Checkpointer
-    from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Parts, Rejected, SnapshotBuffers, to_delete
+    from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents, Rejected, SnapshotBuffers, to_delete
     from hezar_train.checkpoint.weights import (
         WeightReport,
         initial_weights,
@@ -108,7 +108,7 @@ __all__ = [
     "CheckpointStore",
     "CheckpointWriter",
     "Checkpointer",
-    "Parts",
+    "Contents",
     "Rejected",
     "RunLock",
     "SavingGroup",
@@ -153,7 +153,7 @@ _NAMES_OF_MODULE = {
         "share_of",
     ),
     "shard_files": ("local_part", "whole"),
-    "store": ("Checkpoint", "CheckpointStore", "Parts", "Rejected", "SnapshotBuffers", "to_delete"),
+    "store": ("Checkpoint", "CheckpointStore", "Contents", "Rejected", "SnapshotBuffers", "to_delete"),
     "weights": ("WeightReport", "initial_weights", "load_round", "round_tensors", "save_round", "write_round"),
     "writer": ("CheckpointWriter",),
 }

@@ -244,7 +244,7 @@ def check_storable(name: str, tensor: Tensor) -> None:
     if torch.nn.parameter.is_lazy(tensor):
         raise CheckpointError(f"{name} is not initialised yet (a lazy module): run one batch through the model first")
     if hasattr(tensor, "device_mesh"):
-        raise CheckpointError(f"{name} is sharded over processes: gather_shards can save it, Parts.gather cannot")
+        raise CheckpointError(f"{name} is sharded over processes: gather_shards can save it, Contents.gather cannot")
     if tensor.is_meta:
         raise CheckpointError(f"{name} is on the meta device and has no values to save")
     if tensor.layout is not torch.strided or tensor.is_quantized:

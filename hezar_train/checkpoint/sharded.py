@@ -51,14 +51,14 @@ from hezar_train.checkpoint.shard_files import (
     whole,
     write_shards,
 )
-from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Parts
+from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents
 from hezar_train.config.files import is_disk_full
 from hezar_train.errors import CheckpointError
 from hezar_train.run_layout import TEMPORARY_PREFIX
 
 __all__ = [
     "SavingGroup",
-    "ShardedParts",
+    "ShardedContents",
     "ShardedSource",
     "SharedStore",
     "as_shards",
@@ -81,7 +81,7 @@ Fill = Callable[[Draft], None]
 
 
 @dataclass(frozen=True)
-class ShardedParts(Parts):
+class ShardedContents(Contents):
     """What one process writes of a checkpoint: its shards and, if it is the main one, all that is whole."""
 
     places: Mapping[str, Mapping[str, Place]] = field(default_factory=lambda: {"model": {}, "optimizer": {}})
@@ -99,7 +99,7 @@ class ShardedParts(Parts):
             write_shards(draft, f"{self.rank + 1:05d}-of-{self.count:05d}", shards)
         if self.rank == 0:
             model, optimizer = self._whole("model", self.model), self._whole("optimizer", self.optimizer)
-            Parts(model, optimizer, self.files, self.folders).write(draft)
+            Contents(model, optimizer, self.files, self.folders).write(draft)
 
     def _shards(self, part: str, tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Place]]:
         return {name: (tensors[name], place) for name, place in self.places[part].items() if name in tensors}
@@ -119,14 +119,14 @@ def gather_shards(
     *,
     rank: int,
     count: int,
-) -> ShardedParts:
-    """Collect what this process writes of all that `Parts.gather` takes; nothing is sent between processes."""
+) -> ShardedContents:
+    """Collect what this process writes of all that `Contents.gather` takes; nothing is sent between processes."""
     packed, tensors = pack(optimizer)
     local = unpack(packed, {name: local_part(tensor) for name, tensor in tensors.items()})
     with as_shards(model) as model_places:
-        parts = Parts.gather(model, local, state, texts, extra, folders, before_commit)
+        parts = Contents.gather(model, local, state, texts, extra, folders, before_commit)
     places = {"model": model_places, "optimizer": places_of(tensors)}
-    return ShardedParts(
+    return ShardedContents(
         _written(rank, parts.model, places["model"]),
         _written(rank, parts.optimizer, places["optimizer"]),
         parts.files,
@@ -148,8 +148,8 @@ def gather_whole(
     before_commit: Callable[[], None] | None = None,
     *,
     is_kept: bool,
-) -> Parts:
-    """Collect all that `Parts.gather` takes, put together of all processes' shards, where it `is_kept`.
+) -> Contents:
+    """Collect all that `Contents.gather` takes, put together of all processes' shards, where it `is_kept`.
 
     One tensor after another becomes whole, and goes to the host or is let go.
     """
@@ -163,7 +163,7 @@ def gather_whole(
     packed, tensors = pack(optimizer)
     joined = unpack(packed, {name: whole_or_empty(tensor) for name, tensor in tensors.items()})
     with state_dict_as(model, whole_or_empty):
-        return Parts.gather(model, joined, state, texts, extra, folders, before_commit)
+        return Contents.gather(model, joined, state, texts, extra, folders, before_commit)
 
 
 def _written(rank: int, tensors: Mapping[str, Tensor], places: Mapping[str, Place]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, make_folder_durably
 from hezar_train.checkpoint.modules import load_module_state
-from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Parts, put_back, write_checkpoint
+from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents, put_back, write_checkpoint
 from hezar_train.checkpoint.weights import WeightReport, initial_weights
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import CheckpointError, choices
@@ -102,11 +102,11 @@ class Checkpointer:
         """Note that a checkpoint is the last one."""
         write_atomically(self.save_dir / TAG_FILE, self._folder(name).name + "\n")
 
-    def _parts(self, extra: dict[str, Any]) -> Parts:
+    def _parts(self, extra: dict[str, Any]) -> Contents:
         states = {name: kept.state_dict() for name, kept in self.checkpointables.items()}
         optimizer = states.pop(OPTIMIZER, None)
         kept = {"checkpointables": states, "given": extra}
-        return Parts.gather(self.model, optimizer, state={}, texts={CONFIG_FILE: "{}\n"}, extra=kept)
+        return Contents.gather(self.model, optimizer, state={}, texts={CONFIG_FILE: "{}\n"}, extra=kept)
 
     def _restore(self, checkpoint: Checkpoint, wanted: list[str], *, strict: bool) -> dict[str, Any]:
         extra = checkpoint.extra()

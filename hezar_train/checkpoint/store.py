@@ -1,6 +1,6 @@
 """What a checkpoint holds, and the folder in which a run keeps its checkpoints.
 
-From top to bottom: `Parts` is everything one checkpoint will hold, gathered from a live model and optimizer;
+From top to bottom: `Contents` is everything one checkpoint will hold, gathered from a live model and optimizer;
 `SnapshotBuffers` is the host memory that a background save copies it into; `Checkpoint` is one that was opened and
 verified; `CheckpointStore` is the run's folder of them: names, publication, the newest that verifies, retention;
 `write_checkpoint` and `open_checkpoint` write and open a single one at a path of the caller's choice.
@@ -55,7 +55,7 @@ from hezar_train.run_layout import (
 __all__ = [
     "Checkpoint",
     "CheckpointStore",
-    "Parts",
+    "Contents",
     "Rejected",
     "SnapshotBuffers",
     "open_checkpoint",
@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Parts:
+class Contents:
     """Everything one checkpoint will hold; made by `gather`, written by a `CheckpointWriter`."""
 
     model: dict[str, Tensor]
@@ -95,7 +95,7 @@ class Parts:
         extra: Any = None,
         folders: Mapping[str, Callable[[Path], None]] | None = None,
         before_commit: Callable[[], None] | None = None,
-    ) -> Parts:
+    ) -> Contents:
         """Collect the live tensors by reference and turn everything else into bytes, as it is now."""
         if CONFIG_FILE not in texts:
             raise CheckpointError(f"a checkpoint needs the text {CONFIG_FILE!r}; given: {sorted(texts)}")
@@ -120,7 +120,7 @@ class Parts:
         """Make the buffers that a snapshot of these parts needs."""
         buffers.reserve(self._labelled())
 
-    def snapshot(self, buffers: SnapshotBuffers) -> Parts:
+    def snapshot(self, buffers: SnapshotBuffers) -> Contents:
         """Return the same parts with all tensors copied to the host, so that training may go on."""
         copies = buffers.copy(self._labelled())
         model = {name: copies[f"model/{name}"] for name in self.model}
@@ -407,7 +407,7 @@ def _is_numeric(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
-def write_checkpoint(path: Path, parts: Parts, step: int) -> Path:
+def write_checkpoint(path: Path, parts: Contents, step: int) -> Path:
     """Write a checkpoint to the folder `path`, in place of one that may be there; return the path.
 
     It appears whole or not at all. A checkpoint that is there keeps its place until the new one is verified; anything

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 
 from hezar_train.checkpoint.manifest import Draft, free_bytes
-from hezar_train.checkpoint.store import CheckpointStore, Parts, SnapshotBuffers
+from hezar_train.checkpoint.store import CheckpointStore, Contents, SnapshotBuffers
 from hezar_train.config.files import is_disk_full
 
 __all__ = ["CheckpointWriter"]
@@ -48,13 +48,13 @@ class CheckpointWriter:
         self._writing_step = -1
         self._error: BaseException | None = None
 
-    def reserve(self, parts: Parts) -> int:
+    def reserve(self, parts: Contents) -> int:
         """Make the host buffers of background saves; return their bytes (0 if saves are written in line)."""
         if self.background:
             parts.reserve(self._buffers)
         return self._buffers.nbytes
 
-    def save(self, step: int, parts: Parts, protect: Collection[int] = ()) -> None:
+    def save(self, step: int, parts: Contents, protect: Collection[int] = ()) -> None:
         """Write the checkpoint of a step; in the background, return once the tensors are copied."""
         self._wait_and_say_so(step)
         self._writing_step = step
@@ -98,13 +98,13 @@ class CheckpointWriter:
                 self._writing_step,
             )
 
-    def _run(self, step: int, parts: Parts, protect: Collection[int]) -> None:
+    def _run(self, step: int, parts: Contents, protect: Collection[int]) -> None:
         try:
             self._write(step, parts, protect)
         except BaseException as error:  # noqa: BLE001 - a thread has no caller: all errors wait for the training thread
             self._handle_error(step, error)
 
-    def _write(self, step: int, parts: Parts, protect: Collection[int]) -> None:
+    def _write(self, step: int, parts: Contents, protect: Collection[int]) -> None:
         self.store.confirm(self.store.publish(step, functools.partial(_write_if_room, parts), parts.before_commit))
         self.last_step = step
         if self._on_saved is not None:
@@ -132,7 +132,7 @@ class CheckpointWriter:
             raise error
 
 
-def _write_if_room(parts: Parts, draft: Draft) -> None:
+def _write_if_room(parts: Contents, draft: Draft) -> None:
     # As part of the writing: where several processes write together, none may stay away on its own.
     if (needed := parts.nbytes + HEADROOM_BYTES) > (free := free_bytes(draft.folder)):
         raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free", str(draft.folder.parent))

@@ -72,6 +72,8 @@ class Loop:
         self._ctx, self._model, self._hooks, self._verbs = ctx, model, hooks, verbs
         self._weigh, self._forget_failure = weigh, forget_failure
         self._fits: list[Fit] = []
+        self.batches: EpochBatches | None = None
+        """The batches of the epoch under way, or of the last one."""
 
     def fit(self, fit: Fit, at_start: Callable[[], None] | None = None) -> None:
         """Walk a learning routine to its end; `at_start` is called after the hooks of FIT_START."""
@@ -112,7 +114,8 @@ class Loop:
     def epoch_batches(self, epoch: int) -> Iterator[EpochBatches]:
         """Open the rest of an epoch, for a body that walks over all of its batches."""
         fit = self._fits[-1]
-        before, batches = fit.state.global_step, EpochBatches(fit, self._ctx, epoch)
+        before, self.batches = fit.state.global_step, EpochBatches(fit, self._ctx, epoch)
+        batches = self.batches
         try:
             yield batches
             batches.refuse_left_batch()

@@ -21,7 +21,7 @@ from hezar_train.checkpoint import (
     Checkpoint,
     CheckpointStore,
     CheckpointWriter,
-    Parts,
+    Contents,
     SavingGroup,
     SharedStore,
     WeightReport,
@@ -241,10 +241,10 @@ class Checkpointing:
             parts = self._gather(before_commit)
             self._writer.save(self._state.global_step, parts, protect=self._protected(self._writer))
 
-    def gather_whole(self) -> Parts:
+    def gather_whole(self) -> Contents:
         """Gather everything with whole tensors, on the main process; all processes call this together."""
         if self._group is None:
-            return Parts.gather(**self._contents())
+            return Contents.gather(**self._contents())
         return gather_whole(**self._contents(), is_kept=self._group.is_main)
 
     def write_preprocessor(self, folder: Path) -> None:
@@ -252,11 +252,11 @@ class Checkpointing:
         if self._write_preprocessor is not None:
             self._write_preprocessor(folder)
 
-    def _gather(self, before_commit: Callable[[], None] | None = None) -> Parts:
+    def _gather(self, before_commit: Callable[[], None] | None = None) -> Contents:
         """Gather everything that this process saves by reference; the writer copies the tensors."""
         contents = self._contents(before_commit)
         if self._group is None:
-            return Parts.gather(**contents)
+            return Contents.gather(**contents)
         return gather_shards(**contents, rank=self._group.rank, count=self._group.count)
 
     def _contents(self, before_commit: Callable[[], None] | None = None) -> dict[str, Any]:

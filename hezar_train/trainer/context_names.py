@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.data import SPLITS, batch_length
-from hezar_train.loop import Alias, Context
+from hezar_train.loop import Alias, Context, Loop
 from hezar_train.trainer.model_runner import labels_of
 from hezar_train.trainer.train_data import RunSetup
 from hezar_train.types import Mode
@@ -56,7 +56,7 @@ def setup_names(setup: RunSetup) -> dict[str, Any]:
 
 
 def _objects(parts: Parts, trainer: Any) -> dict[str, Any]:
-    model = parts.model
+    model, loop = parts.model, parts.loop
     return {
         "model": model,
         "state": parts.state,
@@ -67,16 +67,16 @@ def _objects(parts: Parts, trainer: Any) -> dict[str, Any]:
         "criterion": parts.criterion,
         "regularizer": parts.regularizer,
         "monitor": Alias(lambda _: getattr(trainer, "monitor", None)),
-        "train_loader": Alias(lambda _: _train_loader(trainer)),
+        "train_loader": Alias(lambda _: _train_loader(trainer, loop)),
         "trainable_para_names": Alias(
             lambda _: [name for name, one in unwrap(model).named_parameters() if one.requires_grad]
         ),
     }
 
 
-def _train_loader(trainer: Any) -> Any:
+def _train_loader(trainer: Any, loop: Loop) -> Any:
     given = trainer.splits.entries.get("train_loader")
-    return given if given is not None else getattr(trainer, "train_loader", None)
+    return loop.batches if given is None else given
 
 
 def _batches_in(setup: RunSetup, split: str) -> int | None:

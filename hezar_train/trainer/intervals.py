@@ -23,7 +23,7 @@ __all__ = ["Actions", "Due"]
 
 @dataclass(frozen=True)
 class Actions:
-    """What can fall due, as functions: the hook decides when, the trainer says how."""
+    """What can fall due, as functions: the hook decides when, the session says how."""
 
     log: Callable[[], None]
     save: Callable[[], None]
@@ -36,6 +36,7 @@ class Due:
 
     def __init__(
         self,
+        setup: RunSetup,
         state: TrainerState,
         flag: StopFlag,
         actions: Actions,
@@ -46,6 +47,7 @@ class Due:
         self._state, self._flag, self._actions, self._run_ends, self._agree = state, flag, actions, run_ends, agree
         self._concluded_step = -1
         self.save_requested = False
+        self.follow(setup)
 
     def follow(self, setup: RunSetup) -> None:
         """Go by another plan."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -50,9 +50,6 @@ from hezar_train.trainer.optimization import FirstSettings, Optimization
 from hezar_train.trainer.run_files import RunFiles, last_logged
 from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
 from hezar_train.trainer.train_step import TrainStep, UpdateLog
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Agreement", "RoutineResult", "RunSession", "TimeSpent"]
 
@@ -132,8 +129,7 @@ class RunSession:
         self._totals: dict[str, int] = {}
         actions = Actions(self.log, self.save, self.evaluate_and_update_best)
         agrees = self._agree_on_requests if self.runtime.num_processes > 1 else None
-        self._due = Due(self.state, self.flag, actions, self._run_ends, agrees)
-        self._due.follow(self.setup)
+        self._due = Due(self.setup, self.state, self.flag, actions, self._run_ends, agrees)
 
     def follow(self, setup: RunSetup) -> None:
         """Go on with another config, other data, another plan."""

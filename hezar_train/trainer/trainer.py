@@ -520,6 +520,11 @@ class Trainer:
         return (self.parts.loop.current or self.parts.session.make_fit()).is_over
 
     @property
+    def call_is_open(self) -> bool:
+        """Whether a call of `train()` that does a part of the run was broken off, so that the next one finishes it."""
+        return self.parts.session.call_is_open
+
+    @property
     def last_evaluation(self) -> dict[str, EvaluationReport]:
         """What the last evaluation found, by the name of each set: metrics, tables, the worst samples."""
         return self.parts.evaluator.last_reports

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from hezar_train.checkpoint import CheckpointStore, Parts, load_module_state, pack
+from hezar_train.checkpoint import CheckpointStore, Contents, load_module_state, pack
 
 
 class Run:
@@ -33,14 +33,14 @@ class Run:
             self.optimizer.step()
             self.step += 1
 
-    def parts(self, **changes: Any) -> Parts:
+    def parts(self, **changes: Any) -> Contents:
         given: dict[str, Any] = {
             "state": {"global_step": self.step, "loss": 0.1 + self.step},
             "texts": {"train_config.yaml": "seed: 0\n"},
             "extra": {"scheduler": {"last_epoch": self.step, "best": float("inf")}, "cursor": torch.arange(self.step)},
             "folders": {"preprocessor": lambda folder: (folder / "vocab.txt").write_text("a\nb\n")},
         }
-        return Parts.gather(self.model, self.optimizer.state_dict(), **given | changes)
+        return Contents.gather(self.model, self.optimizer.state_dict(), **given | changes)
 
     def load(self, checkpoint: Any) -> None:
         load_module_state(self.model, *checkpoint.model())

@@ -24,7 +24,7 @@ from hezar_train.checkpoint import (
     Checkpoint,
     CheckpointStore,
     CheckpointWriter,
-    Parts,
+    Contents,
     SavingGroup,
     SharedStore,
     export_model,
@@ -34,7 +34,7 @@ from hezar_train.checkpoint import (
     read_tensors,
 )
 from hezar_train.checkpoint.shard_files import Box, ShardIndex
-from hezar_train.checkpoint.sharded import ShardedParts
+from hezar_train.checkpoint.sharded import ShardedContents
 from hezar_train.errors import CheckpointError
 from hezar_train.runtime.sharding import shard_model
 
@@ -90,7 +90,7 @@ class Process:
             nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
             self.optimizer.step()
 
-    def parts(self, step: int) -> ShardedParts:
+    def parts(self, step: int) -> ShardedContents:
         state, extra = {"global_step": step}, {"cursor": torch.arange(step)}
         return gather_shards(
             self.model, self.optimizer.state_dict(), state, TEXTS, extra, rank=self.rank, count=self.count
@@ -224,7 +224,7 @@ def test_a_plain_checkpoint_is_loaded_into_shards_bit_by_bit(
     plain = Process(kind)
     plain.train(0, 4)
     extra = {"cursor": torch.arange(4)}
-    parts = Parts.gather(plain.model, plain.optimizer.state_dict(), {"global_step": 4}, TEXTS, extra)
+    parts = Contents.gather(plain.model, plain.optimizer.state_dict(), {"global_step": 4}, TEXTS, extra)
     CheckpointStore(tmp_path / "plain").publish(4, parts.write)
 
     def job(rank: int, count: int) -> None:
@@ -242,7 +242,7 @@ def test_the_export_is_the_file_that_a_plain_checkpoint_has(written_by_two: Path
     plain = Process()
     load_shards(checkpoint, plain.model, plain.optimizer)
     store = CheckpointStore(tmp_path / "plain")
-    path = store.publish(10, Parts.gather(plain.model, plain.optimizer.state_dict(), {}, TEXTS).write)
+    path = store.publish(10, Contents.gather(plain.model, plain.optimizer.state_dict(), {}, TEXTS).write)
     assert exported.read_bytes() == (path / "model.safetensors").read_bytes()
     assert read_tensors(exported).keys() == plain.model.state_dict().keys() - {"head.weight"}  # tied: stored once
 

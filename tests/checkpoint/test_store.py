@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hezar_train.checkpoint import CheckpointStore, Parts, SnapshotBuffers, load_module_state, to_delete
+from hezar_train.checkpoint import CheckpointStore, Contents, SnapshotBuffers, load_module_state, to_delete
 from hezar_train.errors import CheckpointError
 
 FILES = [
@@ -95,7 +95,7 @@ def test_all_parts_come_back(store: CheckpointStore, new_run: type, bits_of: Cal
 
 def test_an_optimizer_tree_may_have_its_own_extra_part(store: CheckpointStore) -> None:
     texts = {"train_config.yaml": ""}
-    parts = Parts.gather(nn.Linear(1, 1), {"extra": {"x": torch.zeros(1)}}, {}, texts, extra={"x": torch.ones(1)})
+    parts = Contents.gather(nn.Linear(1, 1), {"extra": {"x": torch.zeros(1)}}, {}, texts, extra={"x": torch.ones(1)})
     checkpoint = store.open(store.publish(1, parts.write))
     assert checkpoint.optimizer()["extra"]["x"].item() == 0
     assert checkpoint.extra()["x"].item() == 1
@@ -104,13 +104,13 @@ def test_an_optimizer_tree_may_have_its_own_extra_part(store: CheckpointStore) -
 def test_parts_that_cannot_be_saved_are_refused_before_anything_is_written(store: CheckpointStore) -> None:
     texts, model = {"train_config.yaml": ""}, nn.Linear(1, 1)
     with pytest.raises(CheckpointError, match=r"needs the text 'train_config\.yaml'"):
-        Parts.gather(model, {}, {}, {})
+        Contents.gather(model, {}, {}, {})
     with pytest.raises(CheckpointError, match="put them into `extra`"):
-        Parts.gather(model, {}, {"loss": torch.ones(1)}, texts)
+        Contents.gather(model, {}, {"loss": torch.ones(1)}, texts)
     with pytest.raises(CheckpointError, match=r"extra\.cursor is a builtins\.range"):
-        Parts.gather(model, {}, {}, texts, extra={"cursor": range(3)})
+        Contents.gather(model, {}, {}, texts, extra={"cursor": range(3)})
     with pytest.raises(CheckpointError, match=r"second part called 'trainer_state\.json'"):
-        store.publish(1, Parts.gather(model, {}, {}, texts, folders={"trainer_state.json": Path.rmdir}).write)
+        store.publish(1, Contents.gather(model, {}, {}, texts, folders={"trainer_state.json": Path.rmdir}).write)
     assert list(store.root.iterdir()) == []
 
 
@@ -122,7 +122,7 @@ def test_tied_weights_survive_the_disk(store: CheckpointStore) -> None:
 
     source, target = tied(), tied()
     texts = {"train_config.yaml": ""}
-    store.publish(1, Parts.gather(source, {}, {}, texts).write)
+    store.publish(1, Contents.gather(source, {}, {}, texts).write)
     load_module_state(target, *store.open(store.path(1)).model())
     assert target[1].weight is target[0].weight
     assert torch.equal(target[1].weight, source[0].weight)

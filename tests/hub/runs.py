@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hezar_train import TrainerConfig
-from hezar_train.checkpoint import CheckpointStore, Parts
+from hezar_train.checkpoint import CheckpointStore, Contents
 from hezar_train.config.files import to_yaml
 from hezar_train.events import CSV_FILE, METRICS_FILE, CSVWriter, JSONLinesWriter, Row, TensorBoardWriter
 from hezar_train.trainer.environment import record_environment
@@ -43,7 +43,7 @@ class HandmadeRun:
             "extra": {"cursor": torch.arange(step)},
             "folders": {"preprocessor": lambda folder: (folder / "vocab.txt").write_text("a\nb\n")},
         }
-        parts = Parts.gather(model, optimizer.state_dict(), **given | changes)
+        parts = Contents.gather(model, optimizer.state_dict(), **given | changes)
         return self.store.publish(step, parts.write)
 
     def log(self, *steps: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hezar_train.checkpoint import Checkpoint, Parts, read_tensors
+from hezar_train.checkpoint import Checkpoint, Contents, read_tensors
 from hezar_train.checkpoint.shard_files import Box, Place, write_shards
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub import PushNames, PushTarget, push_run
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_not_pushed(run: HandmadeRun, paths: SavedRun) -
 
 def test_shards_become_one_file_that_others_read(run: HandmadeRun, paths: SavedRun) -> None:
     model = nn.Linear(4, 4)
-    parts = Parts.gather(nn.Linear(1, 1), {}, {}, {"train_config.yaml": "{}\n"})
+    parts = Contents.gather(nn.Linear(1, 1), {}, {}, {"train_config.yaml": "{}\n"})
     shards = {
         f"{number:05d}-of-00002": {"weight": (model.weight[row : row + 2], Place((4, 4), Box((row, 0), (2, 4)), True))}
         for number, row in enumerate((0, 2))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hezar_train.checkpoint import Parts
+from hezar_train.checkpoint import Contents
 from hezar_train.hub import MODEL_CONFIG_FOLDER, model_config_writer, push_run
 from tests.hub.runs import REPO, HandmadeRun
 from tests.hub.server import LoopbackHub
@@ -26,7 +26,7 @@ def push(model: nn.Module, root: Path, **more: Any) -> None:
     run = HandmadeRun(root)
     write = model_config_writer(model)
     folders = {MODEL_CONFIG_FOLDER: write} if write else {}
-    parts = Parts.gather(model, {}, {}, {"train_config.yaml": "{}\n"}, folders=folders | more)
+    parts = Contents.gather(model, {}, {}, {"train_config.yaml": "{}\n"}, folders=folders | more)
     run.store.publish(1, parts.write)
     push_run(run.root, REPO)
 

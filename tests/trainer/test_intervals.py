@@ -47,8 +47,7 @@ class SmallRun:
         self.setup = setup_of(config, num_samples, evaluates=evaluates)
         self.plan, self.state, self.flag, self.log = self.setup.plan, TrainerState(), flag or StopFlag(), []
         actions = Actions(log=self._note("log"), save=self._note("save"), evaluate_and_update_best=self._note("judge"))
-        self.due = Due(self.state, self.flag, actions, self.ends, agree)
-        self.due.follow(self.setup)
+        self.due = Due(self.setup, self.state, self.flag, actions, self.ends, agree)
         self.on: dict[tuple[str, int], Callable[[], object]] = {}
         self.skipped: set[int] = set()  # updates that a scaler does not apply
 
