@@ -39,7 +39,7 @@ from hezar_train.plan import Plan
 from hezar_train.run_layout import CONFIG_FILE, CSV_FILE, HEZAR_CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
 from hezar_train.runtime import Runtime, build_runtime, prepare_model, prepare_with_plugin
 from hezar_train.state import TrainerState
-from hezar_train.terminal import print_facts
+from hezar_train.terminal import Progress, print_facts
 from hezar_train.terminal.display import facts_of
 from hezar_train.trainer import export
 from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
@@ -50,6 +50,7 @@ from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.generation import decoder_of, label_names_of
 from hezar_train.trainer.invariance import InvarianceReport, verify_invariance
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings, find_lr
+from hezar_train.trainer.model_runner import Regularizer
 from hezar_train.trainer.optimization import (
     FirstSettings,
     optimizer_for,
@@ -121,7 +122,21 @@ class Trainer:
     hooks: dict[Mode, HookSet]
     """The hooks of each mode."""
     runtime: Runtime
+    accelerator: Accelerator
     folder: RunFolder
+    data: TrainData
+    """What opens datasets as sources of batches."""
+    data_collator: Callable[[list[Any]], Any] | None
+    progress: Progress
+    lr_scheduler: LRScheduler | None
+    criterion: Callable[..., torch.Tensor] | None
+    regularizer: Regularizer | None
+    only_for_eval: bool
+    """Whether there is nothing to train on."""
+    evaluates: bool
+    """Whether the run evaluates while it trains."""
+    best_key: str
+    """The full name of the metric that tells the best model."""
 
     def __init__(
         self,
