@@ -16,8 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from torch import nn
+
+from hezar_train.data import Window
 from hezar_train.hooks import Stopping
-from hezar_train.loop import Context, HookCall, HookSet, Lifecycle, Loop, Moment, Routine
+from hezar_train.loop import Context, HookCall, HookSet, Lifecycle, Loop, Moment, Routine, Verbs
 from hezar_train.state import TrainerState
 from hezar_train.types import Mode
 
@@ -106,11 +109,22 @@ class TurnsRoutine(Routine):
 class MultiModelLoop(Loop):
     """A loop on which those models learn that are let."""
 
-    def __init__(self, *args: Any, model_hooks: Mapping[str, HookSet], turns: Turns, interact: InteractAt) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        model: nn.Module,
+        hooks: HookSet,
+        verbs: Verbs,
+        weigh: Callable[[Window], Window],
+        forget_failure: Callable[[], None],
+        *,
+        model_hooks: Mapping[str, HookSet],
+        turns: Turns,
+        interact: InteractAt,
+    ) -> None:
         """Take what a `Loop` takes; the hooks of each model, by name, stand between those that all models share."""
-        super().__init__(*args)
-        self._shared: HookSet = args[2]
-        self._context: Context = args[0]
+        super().__init__(ctx, model, hooks, verbs, weigh, forget_failure)
+        self._context, self._shared = ctx, hooks
         self._model_hooks, self._turns, self._interact = model_hooks, turns, interact
         self._learning: list[str] = []
 

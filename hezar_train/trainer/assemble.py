@@ -11,7 +11,8 @@
                          +-- checkpointing   Checkpointing  find, restore, save
                          +-- session         RunSession     lock, signals, files; log, save, evaluate when due
 
-A part gets what it needs and never the trainer; `Verbs`, the methods that a user may override, are the only way up.
+A part gets what it needs and never the trainer; methods that a user may override (`Verbs`) are the only way up. The
+context alone knows the trainer, weakly, for hooks that ask for it.
 """
 
 from __future__ import annotations
@@ -150,14 +151,18 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
         {"units of the loss": _units(given, count_labels), **given.facts},
     )  # fmt: skip
     session = make_session(
-        setup, runtime, given.folder, model, state, storage, ctx, loop, optimization, given.first, train_step,
-        evaluator, checkpointing, weigher, given.handler, hold, flag, agreement, progress, log, verbs, given.csv_file,
-        given.config_file,
+        setup=setup, runtime=runtime, folder=given.folder, model=model, state=state, storage=storage, ctx=ctx,
+        loop=loop, optimization=optimization, first=given.first, train_step=train_step, evaluator=evaluator,
+        checkpointing=checkpointing, weigher=weigher, handler=given.handler, hold=hold, flag=flag, agreement=agreement,
+        progress=progress, log_of_updates=log, verbs=verbs, csv_file=given.csv_file, config_file=given.config_file,
     )  # fmt: skip
     parts = Parts(
-        setup, given.data, runtime, given.folder, model, given.handler, verbs, ctx, hooks, state, storage, criterion,
-        regularizer, weigher, hold, data_parallel, flag, agreement, ModelRunner(model, criterion), optimization,
-        given.first, train_step, finetuning, loop, evaluator, checkpointing, session, count_labels,
+        setup=setup, data=given.data, runtime=runtime, folder=given.folder, model=model, handler=given.handler,
+        verbs=verbs, ctx=ctx, hooks=hooks, state=state, storage=storage, criterion=criterion, regularizer=regularizer,
+        weigher=weigher, hold=hold, data_parallel=data_parallel, flag=flag, agreement=agreement,
+        model_runner=ModelRunner(model, criterion), optimization=optimization, first=given.first,
+        train_step=train_step, finetuning=finetuning, loop=loop, evaluator=evaluator, checkpointing=checkpointing,
+        session=session, count_labels=count_labels,
     )  # fmt: skip
     ctx.share(context_names(parts, trainer))
     return parts

@@ -83,16 +83,16 @@ class Due:
         evaluates = self._evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
         if at_epoch_end or is_due(plan.log_updates, now):
             self._actions.log()
-        due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
-        concluded = evaluates or at_epoch_end
-        saves = self._saves and (due or self.save_requested or self._flag.asked)
+        save_is_due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
+        concludes = evaluates or at_epoch_end
+        saves = self._saves and (save_is_due or self.save_requested or self._flag.asked)
         if saves:
-            state.evaluation_pending = concluded
+            state.evaluation_pending = concludes
             self._actions.save()
             self.save_requested = False
         if saves or not self._saves:  # a signal that came too late for this save leaves with the next
             self._leave_if_asked()
-        if concluded:
+        if concludes:
             self.after_save()
             self._leave_if_asked()
 

@@ -1,4 +1,4 @@
-"""What the loop does by itself in a training step, as named hooks, each calling the trainer's method of the same job.
+"""What the loop does by itself in a training step, as named hooks; users override the methods that some of them call.
 
     BATCH_START      seed, prepare_input
     BATCH_FORWARD    forward, regularize (where the config names a regulariser)
@@ -7,7 +7,7 @@
     UPDATE           guard, clip, step, zero_grad
     BATCH_END        count, schedule
 
-This is the hot path: nothing here waits for the device but the guard, once per update.
+This is the hot path: nothing here waits for the device but the guard, once per update (and a scaler, where one steps).
 """
 
 from __future__ import annotations

@@ -216,9 +216,17 @@ class Trainer:
     def _given(self, first: FirstSettings) -> Given:
         """Gather what the parts are made from."""
         verbs = Verbs(
-            self.inner_training_loop, self.run_step, self.prepare_input_batch, self.forward, self.compute_loss,
-            self.evaluation_step, self.evaluate_while_training, self.pictures, self.finetune, self.build_writers,
-        )  # fmt: skip
+            inner_training_loop=self.inner_training_loop,
+            run_step=self.run_step,
+            prepare_input_batch=self.prepare_input_batch,
+            forward=self.forward,
+            compute_loss=self.compute_loss,
+            evaluation_step=self.evaluation_step,
+            evaluate_while_training=self.evaluate_while_training,
+            pictures=self.pictures,
+            finetune=self.finetune,
+            build_writers=self.build_writers,
+        )
         kind = type(self)
         return Given(
             self.setup, self.runtime, self.folder, self.data, self.model, self.optimizer, first, self.metrics_handler,

@@ -181,7 +181,7 @@ def test_a_window_that_max_steps_cut_short_is_told(tmp_path: Path) -> None:
 
 def test_a_set_name_with_a_dot_keeps_the_objective_of_its_metric(tmp_path: Path) -> None:
     trainer = build(tmp_path / "run", eval_dataset={"v1.0": data(8)}, metric_for_best_model="v1.0.loss")
-    assert trainer._objective() == "minimize"
+    assert trainer.setup.objective == "minimize"
 
 
 def test_a_lost_ledger_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
