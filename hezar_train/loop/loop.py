@@ -391,8 +391,9 @@ class EpochBatches:
         """Raise if the loop over the batches was left with one whose step is done, perhaps, and not counted."""
         if self._walk is not None and getgeneratorstate(self._walk) == GEN_SUSPENDED:
             raise DataError(
-                "an overridden inner_training_loop() or train_epoch() left its loop before the epoch's end, so its last "
-                "batch was not counted. To end the run there, call request_stop() and go on; for shorter epochs set max_steps."
+                "an overridden inner_training_loop() or train_epoch() left its loop before the epoch's end, so its "
+                "last batch was not counted. To end the run there, call request_stop() and go on; for shorter epochs "
+                "set max_steps."
             )
 
     def _settle(self) -> None:
@@ -402,7 +403,6 @@ class EpochBatches:
             raise DataError(
                 "a batch went by without a loss. An overridden train_epoch() or inner_training_loop() calls "
                 "self.run_step(), or its own code and then self.note_loss(loss)."
-            )."
             )
         if step.closes_window:
             step.loss_value, step.applied = self._fit.agree(step.window_loss), True
