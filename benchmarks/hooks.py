@@ -214,7 +214,7 @@ def measure_here(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(folder)
         trainer.model.train()
-        with trainer._under_way():
+        with trainer.parts.session.training():
             measure(trainer, num_rounds=5, num_steps=asked.steps)  # warm up
             gc.collect()
             gc.freeze()  # what the imports made is nobody's step
