@@ -69,6 +69,10 @@ class Finetuning:
         """That of the last call."""
         self.steps = TrainStep(verbs, runtime, config.seed, TrainerState(), optimization, agree)
 
+    def follow(self, config: TrainerConfig) -> None:
+        """Finetune by another config from the next call on."""
+        self._config = config
+
     def register(self, hooks: HookSet, regularizer: Regularizer | None) -> None:
         """Put the default behaviour into a hook set, under its names."""
         self.steps.register(hooks, regularizer, self._config.regularizer_mu)

@@ -67,6 +67,7 @@ def reconfigure(parts: Parts, config: TrainerConfig, splits: Splits) -> Parts:
     parts.checkpointing.note_best_metric()
     parts.evaluator.follow(setup)
     parts.session.follow(setup)
+    parts.finetuning.follow(config)
     parts.hold.follow(offloads=config.offload_after_routine)
     parts.ctx.share(setup_names(setup))
     return dataclasses.replace(parts, setup=setup)

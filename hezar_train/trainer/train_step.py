@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from hezar_train.data import Window, seed_device, step_seed
-from hezar_train.errors import DataError, NonFiniteError
+from hezar_train.errors import DataError, HookError, NonFiniteError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
 from hezar_train.loop import Context, HookSet, Moment, Verbs, add_loss, share_of
@@ -48,12 +48,12 @@ class UpdateLog:
         """Write nothing down from now on."""
         self._ledger, self._is_open = None, False
 
-    def note(self, state: TrainerState, window: Window | None, loss: float | None) -> None:
+    def note(self, state: TrainerState, window: Window | None, loss: float) -> None:
         """Let what hooks measure belong to this step; of an update, write down which samples it took, and its loss."""
         if not self._is_open:
             return
         self._storage.step = state.global_step
-        if window is None or loss is None:
+        if window is None:
             return
         if self._ledger is not None:
             self._ledger.add(state.update_step, state.epoch, window.first, window.count)
@@ -198,7 +198,8 @@ class TrainStep:
 
     def clip(self, ctx: Context) -> None:
         """Limit the gradients to `max_grad_norm`."""
-        self._optimization.clip(ctx.step.grad_norm or 0.0)
+        norm = ctx.step.grad_norm
+        self._optimization.clip(ctx.grad_norm if norm is None else norm)  # raises if no hook has read it
 
     def step(self, ctx: Context) -> None:
         """Step the optimizer."""
@@ -214,9 +215,13 @@ class TrainStep:
         state.global_step += 1
         state.epoch_step += 1
         self._open_steps += 1
-        window, loss = (step.window, step.loss_value) if step.closes_window else (None, None)
-        if window is not None and loss is not None:
+        window: Window | None = None
+        loss: float = 0.0
+        if step.closes_window:
             self._open_steps = 0
+            if step.loss_value is None:
+                raise HookError("an update has no loss to count: no hook has read it, and none was noted.")
+            window, loss = step.window, step.loss_value
             state.position = window.first + window.count
             state.epoch_finished = window.ends_epoch
             state.samples_seen += window.count

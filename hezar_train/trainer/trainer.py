@@ -686,5 +686,7 @@ class Trainer:
 
     def __getattr__(self, name: str) -> Any:
         """Say which door has a name that is not a Trainer's own."""
+        if hasattr(type(self), name):  # a property that failed: its own error says more
+            return object.__getattribute__(self, name)
         hint = door_of(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")

@@ -243,3 +243,13 @@ class TestTheRunAround:
         with pytest.raises(ZeroDivisionError):
             trainer.evaluate()
         assert not changed(before, trainer)
+
+
+def test_another_config_counts_for_finetuning_too(build: Build) -> None:
+    trainer = build(finetune_steps=4, batch_size=2)
+    updates: list[bool] = []
+    trainer.register_hook_in_ft(lambda ctx: updates.append(ctx.closes_window), "on_batch_end")
+    trainer.finetune()
+    trainer.reconfigure(copy.deepcopy(trainer.config).update({"gradient_accumulation_steps": 2}))
+    trainer.finetune()
+    assert updates == [True] * 4 + [False, True] * 2

@@ -685,3 +685,20 @@ class TestModelsWithoutAProtocol:
         trainer.train()
         assert torch.equal(model[0].weight, before)
         assert model[0].weight.grad is None
+
+
+def test_without_the_norm_nothing_goes_unclipped(toy: Build) -> None:
+    trainer = toy(max_grad_norm=0.1)
+    trainer.reset_hook_in_train("on_update", "guard")
+    with pytest.raises(AttributeError, match="the context has no 'grad_norm'"):
+        trainer.train()
+
+
+def test_a_property_that_fails_tells_its_own_error(toy: Build) -> None:
+    class Broken(Trainer):
+        @property
+        def half(self) -> float:
+            return self.whole / 2  # type: ignore[no-any-return]
+
+    with pytest.raises(AttributeError, match="no attribute 'whole'"):
+        toy(Broken).half  # noqa: B018
