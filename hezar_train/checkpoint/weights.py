@@ -1,7 +1,8 @@
 """Weights on their own: initial weights from any safetensors source, and the file a federated worker keeps.
 
 `initial_weights` (`init_weights_from`) goes by name and shape and reports everything that did not fit; it takes a file,
-an index of several files, a folder, a checkpoint or a run, and refuses pickles and a source of which nothing fits.
+an index of several files, a folder, a checkpoint or a run, and refuses pickles and a source of which nothing fits. The
+one exception is the `model.pt` of a Hezar model, which is read without running anything of it (`hezar_weights`).
 
 `save_round` and `load_round` keep a model's weights and the number of a round in one file. It is written whole or not
 at all and is plain safetensors; a tensor of bytes holds the number and what modules keep beside tensors, as JSON.
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hezar_train.checkpoint.format import read_tensors, tensor_file
+from hezar_train.checkpoint.hezar_weights import HEZAR_MODEL_FILE, is_hezar_weights, read_hezar_weights
 from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE, replace_file
 from hezar_train.checkpoint.modules import module_names, module_state, stored_state, tied_names, unwrap
 from hezar_train.checkpoint.shard_files import local_part
@@ -96,6 +98,8 @@ def _read(source: Path) -> dict[str, Tensor]:
     for store in (CheckpointStore(source / CHECKPOINTS_FOLDER), CheckpointStore(source)):
         if store.steps():
             return _read_newest(store)
+    if is_hezar_weights(source / HEZAR_MODEL_FILE):
+        return _read_hezar(source / HEZAR_MODEL_FILE)
     pickles = sorted(path for path in source.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise _pickle_refused(pickles[0])
@@ -105,11 +109,19 @@ def _read(source: Path) -> dict[str, Tensor]:
 
 
 def _read_file(source: Path) -> dict[str, Tensor]:
+    if is_hezar_weights(source):
+        return _read_hezar(source)
     if source.suffix in PICKLE_SUFFIXES:
         raise _pickle_refused(source)
     if source.name.endswith(INDEX_SUFFIX):
         return _read_index(source)
     return read_tensors(source)
+
+
+def _read_hezar(source: Path) -> dict[str, Tensor]:
+    tensors = read_hezar_weights(source)
+    logger.info("%s is a pickle: its %d tensors were read, and nothing of it was run", source, len(tensors))
+    return tensors
 
 
 def _read_index(index: Path) -> dict[str, Tensor]:

@@ -2,9 +2,9 @@
 
 A repository may be anybody's. Of a checkpoint the manifest comes first; its names must stay inside the checkpoint and
 must not be pickles or code; only what it lists is downloaded, from the one commit that was found at the start; sizes
-and SHA-256 must agree before the checkpoint gets its name. Weights are safetensors. A recipe is known by its hash,
-never by code from a repository. Nothing of a repository is ever executed, imported or unpickled, and nothing is written
-but below the folder that was given.
+and SHA-256 must agree before the checkpoint gets its name. Weights are safetensors, or those of a Hezar model. A recipe
+is known by its hash, never by code from a repository. Nothing of a repository is ever executed, imported or unpickled,
+and nothing is written but below the folder that was given.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.checkpoint import Checkpoint, CheckpointStore, Rejected, verify
+from hezar_train.checkpoint.hezar_weights import HEZAR_MODEL_FILE
 from hezar_train.checkpoint.manifest import (
     Manifest,
     free_bytes,
@@ -39,6 +40,7 @@ from hezar_train.run_layout import (
     CONFIG_FILE,
     EVALUATIONS_FOLDER,
     EVENTS_PREFIX,
+    HEZAR_CONFIG_FILE,
     LEDGER_FILE,
     LOGS_FOLDER,
     MANIFEST_FILE,
@@ -142,12 +144,18 @@ def fetch_records(address: str | HubAddress, run_folder: str | os.PathLike[str])
 
 
 def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Download the safetensors at a repository's root into the client's cache; return the file, or its index."""
+    """Download the weights at a repository's root into the client's cache; return the file, or its index.
+
+    Safetensors, or else the `model.pt` of a Hezar model, which whoever reads it must not unpickle.
+    """
     place = parse_address(address) if isinstance(address, str) else address
     repository = Repository(place.repo_id, place.revision)
     head = repository.head()
     if MODEL_FILE in head.files:
         return repository.cached(MODEL_FILE, head.oid, cache_dir)
+    if INDEX_FILE not in head.files and {HEZAR_MODEL_FILE, HEZAR_CONFIG_FILE} <= head.files.keys():
+        repository.cached(HEZAR_CONFIG_FILE, head.oid, cache_dir)  # beside which the pickle is known as Hezar's
+        return repository.cached(HEZAR_MODEL_FILE, head.oid, cache_dir)
     if INDEX_FILE not in head.files:
         raise CheckpointError(_no_weights(place, head))
     index = repository.cached(INDEX_FILE, head.oid, cache_dir)
