@@ -9,9 +9,64 @@ from hezar_train.loop import HookSet
 from hezar_train.multi_model.optimizer_dict import ScheduleDict
 from hezar_train.multi_model.turns import MultiModelLoop, Phases, Turns
 from hezar_train.plan import End
+from hezar_train.trainer.run_status import RunStatus
 from hezar_train.trainer.session import RunSession
 
-__all__ = ["MultiModelSession"]
+__all__ = ["MultiModelSession", "MultiModelStatus"]
+
+
+@dataclass
+class MultiModelStatus(RunStatus):
+    """Where a run of several models stands: with models that learn one after another, each has an end of its own."""
+
+    names: list[str]
+    interaction: str
+    interacts: bool
+    """Whether models act on one another at moments of the walk."""
+    steps_in_call: Callable[[str], int]
+    has_ended: bool = field(default=False, init=False)
+    """Whether the routine of a call was walked to its end, by this trainer."""
+
+    def __post_init__(self) -> None:
+        self.phases = Phases(self.state, self.names, lambda: self.setup.stopping)
+
+    @property
+    def first_step(self) -> int:
+        """The step that the routine of this call began after, also if a kill broke it off."""
+        if self.interaction == "sequential":
+            return self.phases.first_step
+        return 0 if self.state.call_end is None else self.state.call_end - self.setup.plan.total_steps
+
+    def begin_call(self) -> None:
+        """Say where this call ends: where models learn one after another, when all of them have done their part."""
+        before = self.state.call_end
+        super().begin_call()
+        if self.interaction == "sequential" and self.state.call_end not in {None, before}:
+            self.state.call_end = self.state.global_step + sum(map(self.steps_in_call, self.names))
+            self.phases.enter(0)
+
+    def end(self) -> End:
+        """Return where the run, or this call, ends; of models that learn one after another, where this one's does."""
+        end = super().end()
+        if self.interaction == "parallel" or end == End():
+            return end
+        return End(self.phases.first_step + self.steps_in_call(self.names[self.state.model_index]))
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps after which the run, or this call, ends, over all models."""
+        is_whole = self.interaction == "sequential" and self.state.call_end is None
+        return super().total_steps * (len(self.names) if is_whole else 1)
+
+    def is_finished(self) -> bool:
+        """Tell whether nothing is left to do, for any model; what the last interaction did is in no checkpoint."""
+        if not super().is_finished() or (self.interacts and not self.has_ended):
+            return False
+        return self.interaction == "parallel" or self.state.model_index == len(self.names) - 1 or self.is_stopped
+
+    def note_end(self) -> None:
+        """Note that the routine of a call was walked to its end."""
+        self.has_ended = True
 
 
 @dataclass
@@ -23,47 +78,24 @@ class MultiModelSession(RunSession):
     turns: Turns = field(kw_only=True)
     interaction: str = field(kw_only=True)
     interacts: bool = field(kw_only=True)
-    """Whether models act on one another at moments of the walk."""
     steps_in_call: Callable[[str], int] = field(kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._phases = Phases(self.state, self.names, lambda: self.setup.stopping)
-        self._has_ended = False
+    def make_status(self) -> MultiModelStatus:
+        """Make what knows where the run stands, and where each model's phase does."""
+        return MultiModelStatus(
+            self.setup, self.runtime, self.folder, self.state, self.optimization, self.first, self.handler,
+            names=self.names, interaction=self.interaction, interacts=self.interacts, steps_in_call=self.steps_in_call,
+        )  # fmt: skip
 
     @property
     def first_step(self) -> int:
         """The step that the routine of this call began after, also if a kill broke it off."""
-        if self.interaction == "sequential":
-            return self._phases.first_step
-        return 0 if self.state.call_end is None else self.state.call_end - self.setup.plan.total_steps
-
-    def begin_call(self) -> None:
-        """Say where this call ends: where models learn one after another, when all of them have done their part."""
-        before = self.state.call_end
-        super().begin_call()
-        if self.interaction == "sequential" and self.state.call_end not in {None, before}:
-            self.state.call_end = self.state.global_step + sum(map(self.steps_in_call, self.names))
-            self._phases.enter(0)
-
-    def end(self) -> End:
-        """Return where the run, or this call, ends; of models that learn one after another, where this one's does."""
-        end = super().end()
-        if self.interaction == "parallel" or end == End():
-            return end
-        return End(self._phases.first_step + self.steps_in_call(self.names[self.state.model_index]))
+        return self._status.first_step
 
     @property
-    def total_steps(self) -> int:
-        """The number of steps after which the run, or this call, ends, over all models."""
-        is_whole = self.interaction == "sequential" and self.state.call_end is None
-        return super().total_steps * (len(self.names) if is_whole else 1)
-
-    def is_finished(self) -> bool:
-        """Tell whether nothing is left to do, for any model; what the last interaction did is in no checkpoint."""
-        if not super().is_finished() or (self.interacts and not self._has_ended):
-            return False
-        return self.interaction == "parallel" or self.state.model_index == len(self.names) - 1 or self.is_stopped
+    def _status(self) -> MultiModelStatus:
+        assert isinstance(self.status, MultiModelStatus)
+        return self.status
 
     def walk(self, hooks: HookSet | None, split: str) -> None:
         """Do the learning of one call of train()."""
@@ -73,7 +105,7 @@ class MultiModelSession(RunSession):
                 super().walk(hooks, split)
             else:
                 self._walk_phases(hooks, split)
-            self._has_ended = True
+            self._status.note_end()
         finally:
             self.loop.let_learn([])
             self.turns.take(0)
@@ -88,10 +120,10 @@ class MultiModelSession(RunSession):
     def _enter_phase(self, index: int) -> None:
         """Let a model begin, or go on where its last phase ended; one that a kill broke off goes on."""
         if index != self.state.model_index:
-            self._phases.enter(index)
+            self._status.phases.enter(index)
             self.checkpointing.place_source()  # a stream has been read ahead of what was trained on
         self.turns.take(index)
         self.loop.let_learn([self.names[index]])
         schedule = self.optimization.schedule
         assert isinstance(schedule, ScheduleDict)
-        schedule.let_learn([self.names[index]], self._phases.updates_of_others)
+        schedule.let_learn([self.names[index]], self._status.phases.updates_of_others)

@@ -2,14 +2,14 @@
 
 One default hook acts: log, save, evaluate, best, stop. Saving comes first, so that an evaluation that fails loses
 nothing; what an evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates
-if there is none (`after_save`). All other hooks only ask: `request_save`, `request_stop`. How each is done is the
-session's.
+if there is none (`after_save`). All other hooks only ask: `request_save`, `request_stop`. How each is
+done is in `run_actions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
 from hezar_train.errors import TrainingInterrupted
 from hezar_train.hooks.signals import StopFlag
@@ -21,14 +21,20 @@ from hezar_train.trainer.train_data import RunSetup
 __all__ = ["Actions", "Due"]
 
 
-@dataclass(frozen=True)
-class Actions:
-    """What can fall due, as functions: the hook decides when, the session says how."""
+class Actions(Protocol):
+    """What can fall due: the hook decides when, `RunActions` says how."""
 
-    log: Callable[[], None]
-    save: Callable[[], None]
-    evaluate_and_update_best: Callable[[], None]
-    """Evaluate (or read the record), then update the best result and the plateau."""
+    def log(self) -> None:
+        """Write a row of what was measured."""
+
+    def save(self) -> None:
+        """Save a checkpoint."""
+
+    def evaluate_and_update_best(self) -> None:
+        """Evaluate (or read the record), then update the best result and the plateau."""
+
+    def what_is_saved(self) -> str:
+        """Say what a run that is left after a save has saved."""
 
 
 class Due:
@@ -96,12 +102,8 @@ class Due:
             self.after_save()
             self._leave_if_asked()
 
-    def what_is_saved(self) -> str:
-        """Say what a run that is left after a save has saved."""
-        return f"saved at step {self._state.global_step}" if self._saves else "nothing saved (save_enabled=False)"
-
     def _leave_if_asked(self) -> None:
         if not self._flag.asked or self._flag.signal is None:
             return
-        words = f"{self._flag.signal.name}: stopped, {self.what_is_saved()}."
+        words = f"{self._flag.signal.name}: stopped, {self._actions.what_is_saved()}."
         raise TrainingInterrupted(self._flag.exit_code, words)

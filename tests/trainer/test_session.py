@@ -13,7 +13,7 @@ import torch
 
 from hezar_train import Hook, Trainer
 from hezar_train.errors import TrainingInterrupted
-from hezar_train.trainer.session import TimeSpent
+from hezar_train.trainer.run_actions import TimeSpent
 
 Build = Callable[..., Trainer]
 
@@ -58,6 +58,12 @@ def test_a_signal_and_an_error_are_told_apart_and_a_resume_says_where_it_began(t
     assert (second["step"], second["end"]["how"], second["end"]["error"]) == (2, "failed", "OSError")
     assert "gone" not in json.dumps(second)
     assert (third["step"] in (3, 4), third["end"]["how"]) == (True, "finished")
+
+
+def test_a_signal_without_saving_says_that_nothing_was_saved(toy: Build) -> None:
+    stop = At(2, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(TrainingInterrupted, match=r"SIGTERM: stopped, nothing saved \(save_enabled=False\)\."):
+        toy(save_enabled=False, hooks=[stop]).train()
 
 
 def test_why_a_run_stopped_early_is_told(toy: Build, tmp_path: Path) -> None:

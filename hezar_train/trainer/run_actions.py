@@ -1,0 +1,250 @@
+"""What a run does when it is due: log a row, save a checkpoint, evaluate and draw the conclusions.
+
+When each is due, and in which order, `intervals` decides. A checkpoint is never ahead of its logs, and a record of an
+evaluation is written last, so that it says that nothing of it is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeVar
+
+from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.events import EventStorage, Scalar
+from hezar_train.events.storage import RESERVED_NAMES
+from hezar_train.hub import Pusher
+from hezar_train.loop import Context
+from hezar_train.runtime import Runtime, logger
+from hezar_train.state import TrainerState
+from hezar_train.terminal import Progress
+from hezar_train.trainer.checkpointing import Checkpointing
+from hezar_train.trainer.evaluator import Evaluator
+from hezar_train.trainer.folder import RunFolder
+from hezar_train.trainer.optimization import Optimization
+from hezar_train.trainer.run_files import RunFiles
+from hezar_train.trainer.train_data import RunSetup
+
+__all__ = ["EVALUATION", "SAVING", "RunActions", "TimeSpent"]
+
+DATA, EVALUATION, SAVING, TRAINING = "data", "evaluation", "saving", "training"
+SECONDS_BETWEEN_NOTES = 30.0
+OWN_NAMES = frozenset({"train.step_loss", *RESERVED_NAMES})  # rows hold the mean of the one, and have the others
+T = TypeVar("T")
+
+
+class TimeSpent:
+    """Seconds since the start by what they went into."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin from zero."""
+        self._begun = perf_counter()
+        self._seconds = {DATA: 0.0, EVALUATION: 0.0, SAVING: 0.0}
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        """Count the body's time as spent on `what`."""
+        begun = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[what] += perf_counter() - begun
+
+    def waiting_for(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield items, and count the time it takes to get each as spent on data."""
+        seconds, begun = self._seconds, perf_counter()
+        for item in items:
+            seconds[DATA] += perf_counter() - begun
+            yield item
+            begun = perf_counter()
+
+    def split(self) -> dict[str, float]:
+        """Return the seconds so far, with what is left of them as training."""
+        rest = perf_counter() - self._begun - sum(self._seconds.values())
+        return {TRAINING: max(0.0, rest), **self._seconds}
+
+
+@dataclass
+class RunActions:
+    """Log, save, evaluate and update the best result, for a run that trains."""
+
+    setup: RunSetup
+    runtime: Runtime
+    folder: RunFolder
+    state: TrainerState
+    storage: EventStorage
+    ctx: Context
+    optimization: Optimization
+    evaluator: Evaluator
+    checkpointing: Checkpointing
+    progress: Progress
+    spent: TimeSpent = field(default_factory=TimeSpent, init=False)
+    """Where the time of this start went."""
+    last_metrics: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._files: RunFiles | None = None
+        self._pusher: Pusher | None = None
+        self._noted_time = perf_counter()
+        self._totals: dict[str, int] = {}
+
+    def follow(self, setup: RunSetup) -> None:
+        """Act for another config, on other data."""
+        self.setup = setup
+
+    def open(self, files: RunFiles | None, pusher: Pusher | None) -> None:
+        """Act on the run's files, and tell the pusher of the best checkpoint; only the main process has either."""
+        self._files, self._pusher = files, pusher
+
+    def close(self) -> None:
+        """Let go of files and pusher."""
+        self._files = self._pusher = None
+
+    def log(self) -> None:
+        """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put."""
+        state = self.state
+        measured = {name: value for name, value in self.storage.unlogged().items() if name not in OWN_NAMES}
+        values: dict[str, Scalar] = {**measured, "train.loss": state.loss_tracker_avg}
+        if state.period_loss_count:
+            values["train.recent_loss"] = state.period_loss_sum / state.period_loss_count
+        values["train.learning_rate"] = self.optimization.schedule.rates()[0]
+        if (norm := self.ctx.step.grad_norm) is not None:
+            values["train.grad_norm"] = norm
+        if (pace := self.progress.samples_per_second()) is not None:
+            values["train.samples_per_second"] = pace
+        state.period_loss_sum = state.period_loss_count = 0.0
+        self._write(values)
+
+    def log_rest(self) -> None:
+        """Write a row of what hooks put after the last one."""
+        late = {name for name, history in self.storage.histories().items() if history.total != self._totals.get(name)}
+        measured = {name: value for name, value in self.storage.unlogged().items() if name in late - OWN_NAMES}
+        if measured:
+            self._write(measured)
+
+    def save(self) -> None:
+        """Save a checkpoint of this update; where each process has a share of the model, all do it together."""
+        if not self.checkpointing.saves_here:
+            return
+        with self.aside(SAVING):
+            if self._logs_are_out():
+                before_commit = None if self._files is None else self._files.sync
+                self.checkpointing.save(self._measured(), before_commit)
+
+    def what_is_saved(self) -> str:
+        """Say what a run that is left after a save has saved."""
+        is_saved = self.setup.config.save_enabled
+        return f"saved at step {self.state.global_step}" if is_saved else "nothing saved (save_enabled=False)"
+
+    def evaluate_and_update_best(self) -> None:
+        """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""
+        state, recorded = self.state, None
+        found = {"train.loss": state.loss_tracker_avg}
+        if self.setup.evaluates:
+            recorded = self._recorded()
+            metrics, details = self._evaluate() if recorded is None else (recorded, {})
+            if not self.setup.config.accept_changes:  # else the record is judged by the new settings
+                state.stop_reason = state.stop_reason or self._recorded_reason()
+            found |= {f"evaluation.{name}": value for name, value in metrics.items()}
+            self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
+        self.last_metrics = found
+        self._draw_conclusions(found)
+        # last: a record says that nothing of its evaluation is missing
+        if self.setup.evaluates and recorded is None and self.runtime.is_main:
+            self._record(metrics, details)
+        if self._pusher is not None and state.best_checkpoint is not None:
+            self._pusher.note_best(state.best_checkpoint)
+
+    def show_progress(self, ctx: Context) -> None:
+        """Bring the bar forward after an update; a hook at BATCH_END."""
+        if ctx.step.closes_window:
+            state, rate = self.state, self.optimization.optimizer.param_groups[0]["lr"]
+            loss = state.period_loss_sum / state.period_loss_count if state.period_loss_count else None
+            self.progress.advance(state.global_step, state.epoch, ctx.step.window.count, loss, rate)
+
+    @contextmanager
+    def aside(self, what: str) -> Iterator[None]:
+        """Count the body's time as spent on `what`, not on training."""
+        with self.progress.aside(what), self.spent.on(what):
+            yield
+
+    def _write(self, values: Mapping[str, Scalar]) -> None:
+        row = self.storage.log(values, self.state.global_step, self.state.epoch)
+        self.storage.flush()
+        # what writers put while they wrote, such as the time left, is theirs and no news
+        self._totals = {name: history.total for name, history in self.storage.histories().items()}
+        self.progress.line(row)
+
+    def _logs_are_out(self) -> bool:
+        """Hand all lines on; tell whether there was room for them: no checkpoint is ahead of its logs."""
+        is_full = False
+        if self._files is not None:
+            self.state.files = self._files.flush()
+            is_full = self._files.has_pending
+        if self.checkpointing.saves_together:  # all save, or none
+            is_full = self.runtime.processes.share(is_full)
+        if is_full and self.runtime.is_main:
+            logger.warning(
+                "step %d is not saved: the disk is too full for the logs. Training goes on.", self.state.global_step
+            )
+        return not is_full
+
+    def _measured(self) -> dict[str, tuple[float, int, bool | None]]:
+        """Return what hooks put and no row holds yet: the last value of each name, its step and its hint."""
+        histories = {name: self.storage.history(name) for name in self.storage.unlogged() if name not in OWN_NAMES}
+        return {name: (one.latest(), one.peek()[1], one.smoothing_hint) for name, one in histories.items()}
+
+    def _evaluate(self) -> tuple[dict[str, float], dict[str, Any]]:
+        pictures = self.folder.pictures(self.state.global_step)
+        with self.aside(EVALUATION):
+            saved = self.what_is_saved()
+            metrics, details = self.evaluator.evaluate_for_record(pictures, self.folder.root, saved)
+        if metrics:
+            refuse_absent_best(self.setup.best_key, metrics)
+        return metrics, details
+
+    def _recorded(self) -> dict[str, float] | None:
+        found = self.folder.recorded_evaluation(self.state.global_step) if self.runtime.is_main else None
+        return self.runtime.processes.share(found)
+
+    def _recorded_reason(self) -> str | None:
+        found = self.folder.recorded_stop_reason(self.state.global_step) if self.runtime.is_main else None
+        return self.runtime.processes.share(found)
+
+    def _draw_conclusions(self, found: dict[str, float]) -> None:
+        state = self.state
+        value = found.get(state.metric_for_best_checkpoint or "", math.nan)
+        state.update_best_results(value, self.setup.objective, state.global_step)
+        # also when it is no better: a full disk may have kept the file from being written
+        if self.setup.config.save_enabled and self.runtime.is_main:
+            self.folder.write_best(state)
+        if not math.isnan(value):
+            self.optimization.schedule.after_evaluation(value)
+        reason = self.setup.stopping.judge(found)
+        state.stop_reason = state.stop_reason or reason
+
+    def _record(self, metrics: dict[str, float], details: dict[str, Any]) -> None:
+        """Write an evaluation down, and now and then where the time went: a run may be killed at any moment."""
+        state = self.state
+        details |= {"stop_reason": state.stop_reason}
+        self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
+        self.folder.keep_pictures_of({state.global_step, state.best_checkpoint or state.global_step})
+        if perf_counter() - self._noted_time > SECONDS_BETWEEN_NOTES:
+            self._noted_time = perf_counter()
+            self.folder.amend_start({"seconds": self.spent.split()})
+
+
+def refuse_absent_best(key: str, metrics: Mapping[str, float]) -> None:
+    """Raise if an evaluation did not give what decides the best model; some metrics tell their outputs only then."""
+    known = ["train.loss", *(f"evaluation.{name}" for name in metrics)]
+    if key not in known:
+        raise ConfigError(
+            f"the best model is to be told by {key!r}, which the evaluation did not give. There are: {choices(known)}."
+            f"{suggestion(key, known)}"
+        )
