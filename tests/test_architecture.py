@@ -22,6 +22,7 @@ PACKAGE = ROOT / "hezar_train"
 # Low to high: a part imports lower rows only; parts of one row are strangers to each other.
 ROWS = [
     {"errors", "types"},
+    {"run_folder"},
     {"config"},
     {"plan", "state", "run_layout"},
     {"runtime"},
@@ -51,7 +52,9 @@ OWNERS = {
     "huggingface_hub": {"hub"},
     "click": {"cli"},
 }
-TORCH_FREE = {"__init__", "__main__", "errors", "types", "config", "plan", "state", "run_layout", "recipes", "cli"}
+TORCH_FREE = {
+    *("__init__", "__main__", "errors", "types", "run_folder", "config", "plan", "state", "run_layout", "recipes", "cli")
+}
 HEAVY = {"torch", "numpy", "accelerate", "safetensors", "transformers", "datasets"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}
 

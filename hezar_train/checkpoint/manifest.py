@@ -6,8 +6,9 @@ goes through the functions at its end. It does not know where a checkpoint lies 
 torch.
 
 It refuses to guess: a listed file that is missing, shorter or different by a bit is damage, and so is a manifest that
-does not match its own hash. A file that the manifest does not list is ignored. And it refuses to write over a file:
-what is written here is written once, under a name nobody else uses.
+does not match its own hash or has another form than `Manifest` writes. A file that the manifest does not list is
+ignored; a listed one that is a link, or no file at all, is refused. And it refuses to write over a file: what is
+written here is written once, under a name nobody else uses.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from hezar_train.config import read_mapping
 from hezar_train.config.files import fsync_folder
 from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.run_folder import is_inside, open_file, plain_path, read_file, remove_folder
 from hezar_train.run_layout import CONFIG_FILE, MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
 
 __all__ = [
@@ -53,6 +56,9 @@ __all__ = [
 REQUIRED_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE)
 
 FORMAT = 1  # of the manifest; a folder of another one is refused
+MOST_BYTES = 16 << 20  # of a manifest: a hundred thousand files
+MOST_STEPS = 1 << 62
+SHA256 = re.compile(r"[0-9a-f]{64}")
 CHUNK_BYTES = 4 << 20  # a chunk that was just written is hashed while it is still in the processor's cache
 
 
@@ -84,18 +90,39 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a folder; a damaged one is a damaged checkpoint."""
     try:
-        content = json.loads((folder / MANIFEST_FILE).read_bytes())
+        content = json.loads(read_file(folder / MANIFEST_FILE, MOST_BYTES))
+        is_sound = isinstance(content, dict) and content.pop("sha256", None) == _hash(content)
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST_FILE} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{MANIFEST_FILE} cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.pop("sha256", None) != _hash(content):
+    if not is_sound:
         raise CheckpointError(f"{MANIFEST_FILE} does not match its own SHA-256")
     if content.get("format") != FORMAT:
         raise CheckpointError(
             f"{MANIFEST_FILE} has format {content.get('format')!r}; this version of hezar_train reads {FORMAT}"
         )
-    return Manifest(content["step"], {name: FileRecord(**record) for name, record in content["files"].items()})
+    return _manifest_of(content)
+
+
+def _manifest_of(content: dict[str, Any]) -> Manifest:
+    step, files = content.get("step"), content.get("files")
+    if content.keys() != {"format", "step", "files"} or type(step) is not int or not 0 <= step < MOST_STEPS:
+        raise CheckpointError(f"{MANIFEST_FILE} is not of the form that this package writes")
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{MANIFEST_FILE} lists no files")
+    return Manifest(step, {name: _record_of(name, record) for name, record in files.items()})
+
+
+def _record_of(name: str, record: Any) -> FileRecord:
+    if not is_inside(name):
+        raise CheckpointError(f"{MANIFEST_FILE} lists {name!r}, which is outside the checkpoint")
+    if not isinstance(record, dict) or record.keys() != {"size", "sha256"}:
+        raise CheckpointError(f"{MANIFEST_FILE} lists {name!r} without its size and its hash")
+    size, sha256 = record["size"], record["sha256"]
+    if type(size) is not int or size < 0 or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
+        raise CheckpointError(f"{MANIFEST_FILE} lists {name!r} with a size or a hash that is none")
+    return FileRecord(size, sha256)
 
 
 def verify(folder: Path) -> Manifest:
@@ -112,17 +139,9 @@ def verify(folder: Path) -> Manifest:
     return manifest
 
 
-def is_inside(name: str) -> bool:
-    """Tell whether a relative path stays inside its folder."""
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
-
-
 def _check_size(folder: Path, name: str, record: FileRecord) -> None:
-    if not is_inside(name):
-        raise CheckpointError(f"{MANIFEST_FILE} lists {name!r}, which is outside the checkpoint")
     try:
-        size = (folder / name).stat().st_size
+        size = plain_path(folder, name).stat().st_size
     except FileNotFoundError:
         raise CheckpointError(f"{name} is missing") from None
     except OSError as error:
@@ -141,7 +160,8 @@ def _check_content(folder: Path, name: str, record: FileRecord) -> None:
 
 
 def _hash(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))  # plain ASCII, whatever is in it
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 class Draft:
@@ -255,17 +275,11 @@ def hash_file(path: Path) -> FileRecord:
     """Read a file to its end and return its record."""
     digest, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(open_file(path), "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
             size += count
     return FileRecord(size, digest.hexdigest())
-
-
-def remove_folder(folder: Path) -> bool:
-    """Delete a folder as far as possible; return whether it is gone."""
-    shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
 
 
 def free_bytes(folder: Path) -> int:

@@ -7,16 +7,34 @@ match by position, to load a part, and to cast.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hezar_train.checkpoint.format import JSON, check_storable, pack, raw_bytes, tensor_names, unpack
+from hezar_train.checkpoint.format import (
+    JSON,
+    StoredTensor,
+    check_storable,
+    needed_tensors,
+    pack,
+    raw_bytes,
+    tensor_names,
+    unpack,
+)
 from hezar_train.errors import CheckpointError
 
-__all__ = ["load_module_state", "module_names", "module_state", "stored_state", "tied_names", "unwrap"]
+__all__ = [
+    "check_meta",
+    "load_module_state",
+    "module_names",
+    "module_state",
+    "refuse_missing_tensors",
+    "stored_state",
+    "tied_names",
+    "unwrap",
+]
 
 COMPILED_CHILD = "_orig_mod"
 EXTRA_STATE = "_extra_state"
@@ -67,6 +85,31 @@ def load_module_state(module: nn.Module, tensors: dict[str, Tensor], meta: JSON)
         nn.Module.load_state_dict(bare, loadable, strict=True)
     except RuntimeError as error:
         raise _misfit_error(bare, f" {error}") from error
+
+
+def check_meta(meta: Any, stored: Mapping[str, StoredTensor]) -> None:
+    """Raise unless the JSON of a module is as `module_state` writes it and fits the tensors that are stored."""
+    if not isinstance(meta, dict) or meta.keys() != {"aliases", "versions", "extra"}:
+        raise CheckpointError("what is stored of the model must be its aliases, versions and extra")
+    aliases, versions = meta["aliases"], meta["versions"]
+    if not isinstance(aliases, dict) or not all(isinstance(name, str) and name in stored for name in aliases.values()):
+        raise CheckpointError("the model's tied names must be names of tensors that are stored")
+    if not isinstance(versions, dict) or not all(type(version) is int for version in versions.values()):
+        raise CheckpointError("the versions of the model's modules must be numbers")
+    refuse_missing_tensors(meta["extra"], stored, "model")
+    if not isinstance(meta["extra"], dict) or not {"$dict"} >= {name for name in meta["extra"] if name[:1] == "$"}:
+        raise CheckpointError("what the model's modules keep besides tensors must be listed by their names")
+
+
+def refuse_missing_tensors(packed: JSON, stored: Mapping[str, StoredTensor], section: str) -> None:
+    """Read every node of a packed tree; raise if a tensor that it names is not stored, or not of the size it says."""
+    for name, form in needed_tensors(packed).items():
+        if name not in stored:
+            raise CheckpointError(f"the stored state of {section} needs the tensor {name!r}, which is not there")
+        if form is not None and not stored[name].is_bytes(form.nbytes):
+            raise CheckpointError(
+                f"the stored state of {section} has an array {name!r} of {form.nbytes} bytes; {stored[name]} is there"
+            )
 
 
 def module_names(module: nn.Module) -> dict[str, str]:

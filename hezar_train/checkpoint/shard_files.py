@@ -6,8 +6,9 @@ This module owns the files in which processes keep their shards of a checkpoint.
     optimizer.shard-00002-of-00003.safetensors    the same for the optimizer
     shards-00002-of-00003.json                    {"model": {name: {"dtype", "shape", "offsets", "sizes"}}, ...}
 
-so a reader with any number of processes finds the boxes that overlap its own, and reads no others. It refuses to
-hand out a box that the files do not cover. Nothing here talks to another process, but for `whole`.
+so a reader with any number of processes finds the boxes that overlap its own, and reads no others. It refuses an index
+that does not say what lies in its file, and a tensor whose boxes overlap or do not cover it. Nothing here talks to
+another process, but for `whole`.
 
 Torch's own sharded writer (`HuggingFaceStorageWriter`) is not used: its plan travels between the processes as a
 pickle, it cannot store tied weights, and it neither hashes what it writes nor survives a file that shrinks.
@@ -27,14 +28,24 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from hezar_train.checkpoint.format import read_tensors, tensor_file
-from hezar_train.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE, Draft, read_manifest
+from hezar_train.checkpoint.format import (
+    MOST_DIMENSIONS,
+    MOST_JSON_BYTES,
+    TENSOR_DTYPES,
+    StoredTensor,
+    parse_json,
+    read_tensors,
+    stored_tensors,
+    tensor_file,
+)
+from hezar_train.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE, Draft, Manifest, read_manifest
 from hezar_train.errors import CheckpointError
+from hezar_train.run_folder import read_file
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["FILES", "Box", "Place", "ShardIndex", "local_part", "place_of", "stored_names", "whole", "write_shards"]
+__all__ = ["FILES", "Box", "Place", "ShardIndex", "local_part", "place_of", "whole", "write_shards"]
 
 FILES = {"model": MODEL_FILE, "optimizer": OPTIMIZER_FILE}
 INDEX_NAME = re.compile(r"shards-(\d{5,}-of-\d{5,})\.json")
@@ -66,6 +77,10 @@ class Box:
         """Return how to cut this box out of the values of `origin`."""
         starts = [mine - theirs for mine, theirs in zip(self.offsets, origin.offsets, strict=True)]
         return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
+
+    def is_in(self, shape: tuple[int, ...]) -> bool:
+        """Tell whether a tensor of a shape has all of this box."""
+        return len(shape) == len(self.sizes) and all(map(int.__le__, self._ends(), shape))
 
     def cut(self, values: Tensor) -> Tensor:
         """Return this box of a whole tensor, in the same memory."""
@@ -119,42 +134,77 @@ def write_shards(draft: Draft, number: str, shards: Mapping[str, dict[str, tuple
     draft.write(f"shards-{number}.json", [json.dumps(index, indent=1).encode("utf-8")])
 
 
-def stored_names(path: Path) -> set[str]:
-    """Return the names of the tensors in a safetensors file without reading any."""
-    with path.open("rb") as file:
-        # The format begins with the length of its JSON header.
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return set(header) - {"__metadata__"}
+@dataclass(frozen=True)
+class ShardEntry:
+    """What an index says of one box in its file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    box: Box
+
+    @classmethod
+    def of(cls, entry: Any, place: str) -> ShardEntry:
+        """Read an entry; `place` is for errors."""
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "offsets", "sizes"}:
+            raise CheckpointError(f"{place} must have dtype, shape, offsets and sizes")
+        dtype = TENSOR_DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+        if dtype is None:
+            raise CheckpointError(f"{place} is no tensor of a known type")
+        shape, offsets, sizes = (_sizes(entry[name], place) for name in ("shape", "offsets", "sizes"))
+        if len(offsets) != len(sizes):
+            raise CheckpointError(f"{place} has a box of other dimensions than its tensor")
+        if not (box := Box(offsets, sizes)).is_in(shape):
+            raise CheckpointError(f"{place} has a box that is not inside its tensor")
+        return cls(dtype, shape, box)
+
+    def fits(self, stored: StoredTensor | None) -> bool:
+        """Tell whether a stored tensor has the values of this box."""
+        pair = (2,) if self.dtype is torch.complex128 else ()  # which the format lacks, so it is two float64
+        return stored is not None and stored.shape == (*self.box.sizes, *pair)
+
+
+def _sizes(value: Any, place: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in value):
+        raise CheckpointError(f"{place} has shapes that are none")
+    return tuple(value)
 
 
 class ShardIndex:
-    """What the shard files of a checkpoint hold; empty for a checkpoint without any."""
+    """What a checkpoint's files of tensors hold: those that are whole, and the boxes of those that are in shards."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
         self._folder = folder
-        self._entries: dict[str, dict[str, dict[str, Any]]] = {}
-        for match in map(INDEX_NAME.fullmatch, sorted(read_manifest(folder).files)):
+        self._entries: dict[str, dict[str, dict[str, ShardEntry]]] = {part: {} for part in FILES}
+        listed = (read_manifest(folder) if manifest is None else manifest).files
+        for match in map(INDEX_NAME.fullmatch, sorted(listed)):
             if match is not None:
-                self._add(match[0], match[1])
+                self._add(match[0], match[1], listed)
+        for part in FILES:
+            self._refuse_torn(part)
 
     def shapes(self, part: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each sharded tensor of the "model" or the "optimizer"."""
-        files = self._files(part)
-        return {name: tuple(entry["shape"]) for _, boxes in files for name, entry in boxes.items()}
+        return {name: entry.shape for _, boxes in self._files(part) for name, entry in boxes.items()}
+
+    def tensors(self, part: str) -> dict[str, StoredTensor]:
+        """Return the tensors of the "model" or the "optimizer" without their values."""
+        sharded = {name: StoredTensor("sharded", shape) for name, shape in self.shapes(part).items()}
+        return stored_tensors(self._folder / FILES[part]) | sharded
 
     def read(self, part: str, wanted: Mapping[str, Box]) -> dict[str, Tensor]:
         """Read a box of each wanted tensor, whatever boxes it was stored in."""
+        shapes = self.shapes(part)
+        if torn := [name for name, box in wanted.items() if name in shapes and not box.is_in(shapes[name])]:
+            raise CheckpointError(f"the shards in {self._folder} do not make up {', '.join(torn)}")
         found = {name: torch.empty(wanted[name].sizes, dtype=dtype) for name, dtype in self._dtypes(part, wanted)}
-        covered = dict.fromkeys(wanted, 0)
         for file, boxes in self._files(part):
-            stored = {name: Box(tuple(boxes[name]["offsets"]), tuple(boxes[name]["sizes"])) for name in boxes}
-            common = {name: stored[name].overlap(wanted[name]) for name in stored if name in wanted}
+            common = {name: boxes[name].box.overlap(wanted[name]) for name in boxes if name in wanted}
             common = {name: box for name, box in common.items() if box.numel}
             for name, data in (read_tensors(self._folder / file, common) if common else {}).items():
-                found[name][common[name].slices(wanted[name])] = data[common[name].slices(stored[name])]
-                covered[name] += common[name].numel  # boxes never overlap, so a sum tells whether all is there
-        if torn := [name for name, box in wanted.items() if covered[name] != box.numel]:
-            raise CheckpointError(f"the shards in {self._folder} do not make up {', '.join(torn)}")
+                if data.dtype is not found[name].dtype:
+                    raise CheckpointError(f"{file} holds {name!r} as {data.dtype}; its index says {found[name].dtype}")
+                found[name][common[name].slices(wanted[name])] = data[common[name].slices(boxes[name].box)]
         return found
 
     def read_whole(self, part: str, names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -163,24 +213,64 @@ class ShardIndex:
         wanted = {name: Box.whole(shape) for name, shape in shapes if names is None or name in names}
         return read_tensors(self._folder / FILES[part], names) | self.read(part, wanted)
 
-    def _add(self, name: str, number: str) -> None:
+    def _add(self, name: str, number: str, listed: Collection[str]) -> None:
         try:
-            index = json.loads((self._folder / name).read_bytes())
-        except (OSError, ValueError) as error:
+            index = parse_json(read_file(self._folder / name, MOST_JSON_BYTES), name)
+        except OSError as error:
             raise CheckpointError(f"{name} cannot be read: {error}") from error
+        if not isinstance(index, dict) or index.keys() != FILES.keys():
+            raise CheckpointError(f"{name} must tell of {' and '.join(FILES)}")
         for part, boxes in index.items():
-            self._entries.setdefault(part, {})[_shard_name(part, number)] = boxes
+            file = _shard_name(part, number)
+            if not isinstance(boxes, dict) or file not in listed:
+                raise CheckpointError(f"{name} tells of {file}, which the checkpoint does not hold")
+            self._entries[part][file] = {key: ShardEntry.of(one, f"{name}: {key!r}") for key, one in boxes.items()}
 
-    def _files(self, part: str) -> list[tuple[str, dict[str, Any]]]:
-        return list(self._entries.get(part, {}).items())
+    def _refuse_torn(self, part: str) -> None:
+        """Raise unless the boxes of each tensor are those in the files, of one tensor, and make it up exactly."""
+        boxes_of: dict[str, list[ShardEntry]] = {}
+        for file, boxes in self._files(part):
+            stored = stored_tensors(self._folder / file)
+            for name, entry in boxes.items():
+                if not entry.fits(stored.get(name)):
+                    raise CheckpointError(f"{file} does not hold the box of {name!r} that its index tells of")
+                boxes_of.setdefault(name, []).append(entry)
+        if torn := [name for name, entries in boxes_of.items() if not _make_up(entries)]:
+            raise CheckpointError(f"the shards in {self._folder} do not make up {', '.join(torn)}")
+
+    def _files(self, part: str) -> list[tuple[str, dict[str, ShardEntry]]]:
+        return list(self._entries[part].items())
 
     def _dtypes(self, part: str, wanted: Mapping[str, Box]) -> Iterator[tuple[str, torch.dtype]]:
-        named = {name: entry["dtype"] for _, boxes in self._files(part) for name, entry in boxes.items()}
+        named = {name: entry.dtype for _, boxes in self._files(part) for name, entry in boxes.items()}
         for name in wanted:
-            dtype = getattr(torch, named.get(name, ""), None)
-            if not isinstance(dtype, torch.dtype):
-                raise CheckpointError(f"the shards in {self._folder} hold no tensor {name!r} of a known type")
-            yield name, dtype
+            if name not in named:
+                raise CheckpointError(f"the shards in {self._folder} hold no tensor {name!r}")
+            yield name, named[name]
+
+
+def _make_up(entries: list[ShardEntry]) -> bool:
+    """Tell whether boxes are of one tensor and hold each of its values once: whether they are the cells of a grid."""
+    if len({(entry.dtype, entry.shape) for entry in entries}) > 1:
+        return False
+    shape, boxes = entries[0].shape, {entry.box for entry in entries if entry.box.numel}
+    if len(boxes) < sum(1 for entry in entries if entry.box.numel):
+        return False
+    if not math.prod(shape):
+        return not boxes
+    stretches = [{(box.offsets[dim], box.sizes[dim]) for box in boxes} for dim in range(len(shape))]
+    is_whole = all(_are_in_line(one, end) for one, end in zip(stretches, shape, strict=True))
+    return is_whole and len(boxes) == math.prod(map(len, stretches))
+
+
+def _are_in_line(stretches: set[tuple[int, int]], end: int) -> bool:
+    """Tell whether stretches follow one another from 0 to the end."""
+    reached = 0
+    for offset, size in sorted(stretches):
+        if offset != reached:
+            return False
+        reached += size
+    return reached == end
 
 
 def _shard_name(part: str, number: str) -> str:

@@ -33,7 +33,6 @@ from torch.optim import Optimizer
 
 from hezar_train.checkpoint.format import pack, read_tensors, tensor_file, tensor_names, unpack
 from hezar_train.checkpoint.manifest import (
-    STATE_FILE,
     Draft,
     FileRecord,
     rename_durably,
@@ -44,10 +43,8 @@ from hezar_train.checkpoint.shard_files import (
     FILES,
     Box,
     Place,
-    ShardIndex,
     local_part,
     place_of,
-    stored_names,
     whole,
     write_shards,
 )
@@ -317,13 +314,12 @@ class SavingGroup:
 
 def load_shards(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer | None = None) -> None:
     """Load what this process holds, of the model and the optimizer, from any checkpoint; nothing is sent."""
-    sections = json.loads(checkpoint.text(STATE_FILE))
     source = ShardedSource(checkpoint)
     with as_shards(model) as places:
-        load_module_state(model, source.model(places), sections["model"])
+        load_module_state(model, source.model(places), checkpoint.packed("model"))
     if optimizer is None:
         return
-    packed = sections["optimizer"]
+    packed = checkpoint.packed("optimizer")
     parameters: list[Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
     state = unpack(packed, source.optimizer(tensor_names(packed), parameters))
     try:
@@ -347,7 +343,7 @@ def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}-{os.getpid()}")
     try:
-        write_file_durably(temporary, tensor_file(ShardIndex(checkpoint.path).read_whole("model")))
+        write_file_durably(temporary, tensor_file(checkpoint.shards.read_whole("model")))
         rename_durably(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -362,11 +358,11 @@ class ShardedSource:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._folder = checkpoint.path
-        self._index = ShardIndex(checkpoint.path)
+        self._index = checkpoint.shards
 
     def model(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
         """Return the model's tensors, those that have a place cut to it; refuse one of another shape."""
-        names = self._index.shapes("model").keys() | stored_names(self._folder / FILES["model"])
+        names = self._index.tensors("model").keys()
         tensors, shapes = self._read("model", names, places)
         wrong = [name for name in places if shapes.get(name, places[name].shape) != places[name].shape]
         if wrong:

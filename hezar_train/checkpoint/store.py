@@ -26,7 +26,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hezar_train.checkpoint.format import check_storable, pack, tensor_file, tensor_names, unpack
+from hezar_train.checkpoint.format import (
+    JSON,
+    MOST_JSON_BYTES,
+    check_storable,
+    needed_tensors,
+    pack,
+    parse_json,
+    refuse_large_json,
+    tensor_file,
+    tensor_names,
+    unpack,
+)
 from hezar_train.checkpoint.manifest import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -40,9 +51,10 @@ from hezar_train.checkpoint.manifest import (
     rename_durably,
     verify,
 )
-from hezar_train.checkpoint.modules import module_state
+from hezar_train.checkpoint.modules import check_meta, module_state, refuse_missing_tensors
 from hezar_train.checkpoint.shard_files import ShardIndex
 from hezar_train.errors import CheckpointError
+from hezar_train.run_folder import read_file
 from hezar_train.run_layout import (
     DAMAGED_PREFIX,
     DROPPED_PREFIX,
@@ -65,6 +77,7 @@ __all__ = [
 ]
 
 SECTIONS = ("state", "model", "optimizer", "extra")  # of trainer_state.json
+MOST_TEXT_BYTES = 64 << 20  # of a config, a vocabulary
 EXTRA_PREFIX = "extra"  # of the names of its tensors
 
 logger = logging.getLogger(__name__)
@@ -107,6 +120,7 @@ class Contents:
             check_storable(name, tensor)
         sections = {"state": _plain(state), "model": meta, "optimizer": optimizer_json, "extra": extra_json}
         files = {STATE_FILE: json.dumps(sections, indent=1, allow_nan=False).encode("utf-8")}
+        refuse_large_json(files[STATE_FILE], STATE_FILE)
         files |= {name: text.encode("utf-8") for name, text in texts.items()}
         return cls(tensors, others, files, dict(folders or {}), before_commit)
 
@@ -200,14 +214,26 @@ class Checkpoint:
         self.path = path
         self._manifest: Manifest = verify(path)
         self.step = self._manifest.step
+        self._index = ShardIndex(path, self._manifest)
         self._sections = _read_sections(path)
+        _check_sections(self._sections, self._index)
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, step={self.step})"
 
     def model(self) -> tuple[dict[str, Tensor], Any]:
         """Return the model's tensors and their JSON, for `load_module_state`."""
-        return ShardIndex(self.path).read_whole("model"), self._sections["model"]
+        return self._index.read_whole("model"), self._sections["model"]
+
+    def packed(self, section: str) -> JSON:
+        """Return a section of the state as it is stored, its tensors by name."""
+        packed: JSON = self._sections[section]
+        return packed
+
+    @property
+    def shards(self) -> ShardIndex:
+        """What lies in shards."""
+        return self._index
 
     def optimizer(self) -> Any:
         """Return the optimizer's state dict, equal to the one that was saved."""
@@ -227,21 +253,35 @@ class Checkpoint:
         if name not in self._manifest.files:
             known = ", ".join(sorted(self._manifest.files))
             raise CheckpointError(f"{self.path} has no file {name!r}. It has: {known}")
-        return (self.path / name).read_text("utf-8")
+        try:
+            return read_file(self.path / name, MOST_TEXT_BYTES).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{self.path / name} is no text in UTF-8: {error}") from error
 
     def _tree(self, section: str) -> Any:
         packed = self._sections[section]
-        return unpack(packed, ShardIndex(self.path).read_whole("optimizer", tensor_names(packed)))
+        return unpack(packed, self._index.read_whole("optimizer", tensor_names(packed)))
 
 
 def _read_sections(path: Path) -> dict[str, Any]:
     try:
-        sections = json.loads((path / STATE_FILE).read_bytes())
-    except (OSError, ValueError) as error:
+        content = read_file(path / STATE_FILE, MOST_JSON_BYTES)
+    except OSError as error:
         raise CheckpointError(f"{STATE_FILE} cannot be read: {error}") from error
+    sections = parse_json(content, STATE_FILE)
     if not isinstance(sections, dict) or any(name not in sections for name in SECTIONS):
         raise CheckpointError(f"{STATE_FILE} must hold the sections {', '.join(SECTIONS)}")
     return sections
+
+
+def _check_sections(sections: dict[str, Any], index: ShardIndex) -> None:
+    """Read every node of the state, and see that the tensors which it names are there, before anything is used."""
+    if needed_tensors(sections["state"]) or not isinstance(unpack(sections["state"], {}), dict):
+        raise CheckpointError(f"{STATE_FILE}: the state must be names with plain values")
+    check_meta(sections["model"], index.tensors("model"))
+    stored = index.tensors("optimizer")
+    for section in ("optimizer", "extra"):
+        refuse_missing_tensors(sections[section], stored, section)
 
 
 @dataclass(frozen=True)
