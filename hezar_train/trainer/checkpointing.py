@@ -140,6 +140,7 @@ class Checkpointing:
             )
         saves = self._setup.config.save_enabled
         take_over(self._folder, self._store, self._state, self._restored, saves=saves)
+        self._known_steps = self._store.steps()  # what was moved aside here is no sign of another trainer
         if self._setup.source.resume_problem and saves:
             problem = self._setup.source.resume_problem
             logger.warning("this run can be resumed at epoch ends only: %s", problem)
@@ -241,6 +242,15 @@ class Checkpointing:
             parts = self._gather(before_commit)
             self._writer.save(self._state.global_step, parts, protect=self._protected(self._writer))
 
+    def newest_saved(self) -> int | None:
+        """Wait for the save under way; return the step of the newest checkpoint, which the main process tells all."""
+        return self._processes.share(self._processes.on_main(self._wait_for_newest))
+
+    def _wait_for_newest(self) -> int | None:
+        if self._writer is not None:
+            self._writer.wait()
+        return max(self._store.steps(), default=None)
+
     def gather_whole(self) -> Contents:
         """Gather everything with whole tensors, on the main process; all processes call this together."""
         if self._group is None:
@@ -340,7 +350,7 @@ def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | No
     store = CheckpointStore(folder.checkpoints)
     if is_hub_address(wanted):
         return store.open(fetch_into(folder, str(wanted), config.to_dict()))
-    if wanted is not True and str(wanted) not in NAMES:
+    if wanted is not True and wanted not in NAMES:  # a Path is a place, also one that is called "best"
         return store.open(Path(os.fspath(wanted)))
     if wanted == "best":
         return store.open(store.path(_best_step(folder)))

@@ -160,16 +160,18 @@ class Evaluator:
             self._predict_into(file.add, data)
         return Path(path)
 
-    def evaluate_for_record(self, pictures: Path, root: Path, saved: str) -> tuple[dict[str, float], dict[str, Any]]:
+    def evaluate_for_record(
+        self, pictures: Path, root: Path, what_is_saved: Callable[[], str]
+    ) -> tuple[dict[str, float], dict[str, Any]]:
         """Evaluate while training; return the metrics, and what only a report shows.
 
-        Pictures go to a folder below the run's `root`; `saved` says what a signal would leave behind.
+        Pictures go to a folder below the run's `root`; `what_is_saved` tells what a signal leaves behind.
         """
         runtime = self._runtime
         self.last_reports, self._recorded_sets = {}, []
         try:
             # an override may draw, and forget the modes
-            with preserved_randomness(), inference_mode(self._model), self.steps.may_be_abandoned(saved):
+            with preserved_randomness(), inference_mode(self._model), self.steps.may_be_abandoned(what_is_saved):
                 seed_device(step_seed(self._setup.config.seed, self._state.global_step, runtime.rank), runtime.device)
                 metrics = self._verbs.evaluate_while_training()
                 drawn = list(self._verbs.pictures())  # by every process: a model may be in pieces
@@ -294,7 +296,7 @@ class EvaluationSteps:
         self._loss: torch.Tensor | float = 0.0
         self._weight = 0.0
         self.num_samples = 0
-        self._saved: str | None = None
+        self._what_is_saved: Callable[[], str] | None = None
 
     def register(self, hooks: HookSet) -> None:
         """Put the default behaviour into a hook set, under its names."""
@@ -305,13 +307,13 @@ class EvaluationSteps:
         hooks.register(self.conclude, Moment.FIT_END, name="conclude")
 
     @contextmanager
-    def may_be_abandoned(self, saved: str) -> Iterator[None]:
-        """Let a signal end the evaluations of the body, which a resume does again; `saved` says what from."""
-        self._saved = saved
+    def may_be_abandoned(self, what_is_saved: Callable[[], str]) -> Iterator[None]:
+        """Let a signal end the evaluations of the body, which a resume does again from what is saved."""
+        self._what_is_saved = what_is_saved
         try:
             yield
         finally:
-            self._saved = None
+            self._what_is_saved = None
 
     def start(self, _: Context) -> None:
         """Forget the last evaluation."""
@@ -342,8 +344,8 @@ class EvaluationSteps:
         self._batches += 1
         self.num_samples += place[1]
         self._progress.advance_evaluation(self._batches)
-        if self._flag.asked and self._flag.signal is not None and self._saved is not None:
-            words = f"{self._flag.signal.name}: evaluation abandoned, {self._saved}."
+        if self._flag.asked and self._flag.signal is not None and self._what_is_saved is not None:
+            words = f"{self._flag.signal.name}: evaluation abandoned, {self._what_is_saved()}."
             raise TrainingInterrupted(self._flag.exit_code, words)
 
     def conclude(self, ctx: Context) -> None:

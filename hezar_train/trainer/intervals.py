@@ -62,15 +62,20 @@ class Due:
     def at_batch_end(self, ctx: Context) -> None:
         """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
         step = ctx.step
-        if step.closes_window and self._agree is not None:
-            self._agree()
+        if step.closes_window:
+            self._agree_on_requests()
         if not step.closes_window or not step.applied or step.window.ends_epoch:
             return
         if not self._run_ends():
             self._act(at_epoch_end=False)
 
+    def at_start(self, _: Context) -> None:
+        """Let all processes know what one was asked for before the first batch of an epoch, or of the run."""
+        self._agree_on_requests()
+
     def at_epoch_end(self, _: Context) -> None:
         """Do what is due at the end of an epoch, or of the run, unless this very update was concluded already."""
+        self._agree_on_requests()
         if self._concluded_step != self._state.global_step:
             self._act(at_epoch_end=True)
 
@@ -83,6 +88,7 @@ class Due:
         self._actions.evaluate_and_update_best()
         self._concluded_step = self._state.global_step
         self._state.evaluation_pending = False
+        self._agree_on_requests()  # hooks of the evaluation may have asked
 
     def _act(self, *, at_epoch_end: bool) -> None:
         plan, state, now = self._plan, self._state, self._state.update_step
@@ -101,6 +107,10 @@ class Due:
         if concludes:
             self.after_save()
             self._leave_if_asked()
+
+    def _agree_on_requests(self) -> None:
+        if self._agree is not None:
+            self._agree()
 
     def _leave_if_asked(self) -> None:
         if not self._flag.asked or self._flag.signal is None:

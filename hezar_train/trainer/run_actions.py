@@ -138,9 +138,15 @@ class RunActions:
                 self.checkpointing.save(self._measured(), before_commit)
 
     def what_is_saved(self) -> str:
-        """Say what a run that is left after a save has saved."""
-        is_saved = self.setup.config.save_enabled
-        return f"saved at step {self.state.global_step}" if is_saved else "nothing saved (save_enabled=False)"
+        """Say what a run that is left now has saved; waits for the save under way, which a full disk may refuse."""
+        if not self.setup.config.save_enabled:
+            return "nothing saved (save_enabled=False)"
+        with self.aside(SAVING):
+            step, newest = self.state.global_step, self.checkpointing.newest_saved()
+        if newest == step:
+            return f"saved at step {step}"
+        older = "there is no checkpoint" if newest is None else f"the newest checkpoint is that of step {newest}"
+        return f"step {step} could NOT be saved, {older}"
 
     def evaluate_and_update_best(self) -> None:
         """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""
@@ -203,8 +209,7 @@ class RunActions:
     def _evaluate(self) -> tuple[dict[str, float], dict[str, Any]]:
         pictures = self.folder.pictures(self.state.global_step)
         with self.aside(EVALUATION):
-            saved = self.what_is_saved()
-            metrics, details = self.evaluator.evaluate_for_record(pictures, self.folder.root, saved)
+            metrics, details = self.evaluator.evaluate_for_record(pictures, self.folder.root, self.what_is_saved)
         if metrics:
             refuse_absent_best(self.setup.best_key, metrics)
         return metrics, details

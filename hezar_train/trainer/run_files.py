@@ -5,7 +5,7 @@ At a resume everything past the checkpoint is moved to `*.dropped` first, so tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from hezar_train.events import (
     METRICS_FILE,
     CSVWriter,
     EventStorage,
+    EventWriter,
     JSONLinesWriter,
     Ledger,
     Row,
@@ -38,24 +39,42 @@ class RunFiles:
     """Open the files of a run; know their sizes, which a checkpoint keeps."""
 
     def __init__(
-        self, folder: RunFolder, state: TrainerState, storage: EventStorage, config: TrainerConfig, csv_file: str
+        self,
+        folder: RunFolder,
+        state: TrainerState,
+        storage: EventStorage,
+        runtime: Runtime,
+        config: TrainerConfig,
+        csv_file: str,
+        build_writers: Callable[[], Sequence[EventWriter]],
     ) -> None:
+        """Open them, those of `build_writers` last; if one cannot be opened, those before it are closed again."""
         logs = folder.logs(state.logs_dir)
         state.logs_dir = str(logs.relative_to(folder.root))
         kept = self._drop_what_follows(folder, state, logs)
         self._root, self._storage = folder.root, storage
         self._tracking: Accelerator | None = None
         self.ledger = Ledger(folder.ledger)
+        try:
+            self._open_logs(logs, csv_file, kept)
+            if config.trackers is None or "tensorboard" in config.trackers:
+                storage.writers.append(_tensorboard(logs, kept, state.global_step))
+            self._follow_trackers(runtime, folder.root.name, config)
+            storage.writers += build_writers()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_logs(self, logs: Path, csv_file: str, kept: list[Row] | None) -> None:
         self._metrics = JSONLinesWriter(logs / METRICS_FILE)
+        self._storage.writers.append(self._metrics)
         table = CSVWriter(logs / csv_file)
+        self._storage.writers.append(table)
         if kept is not None:
             table.rebuild(kept)
-            storage.recall(kept)
-        storage.writers += [self._metrics, table]
-        if config.trackers is None or "tensorboard" in config.trackers:
-            storage.writers.append(_tensorboard(logs, kept, state.global_step))
+            self._storage.recall(kept)
 
-    def follow(self, runtime: Runtime, name: str, config: TrainerConfig) -> None:
+    def _follow_trackers(self, runtime: Runtime, name: str, config: TrainerConfig) -> None:
         """Pass rows on to the Accelerator's trackers as well, starting those that the config names."""
         accelerator = runtime.accelerator
         if accelerator.log_with and not accelerator.trackers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +123,9 @@ class RunSession:
         hooks.register(self.actions.show_progress, Moment.BATCH_END, name="progress")
         hooks.register(self._due.at_batch_end, Moment.BATCH_END, name="due", is_last=True)
         hooks.register(self._due.at_epoch_end, Moment.EPOCH_END, name="due", is_last=True)
+        if self.runtime.num_processes > 1:  # what one is asked for before its first batch, all must know
+            hooks.register(self._due.at_start, Moment.FIT_START, name="due", is_last=True)
+            hooks.register(self._due.at_start, Moment.EPOCH_START, name="due", is_last=True)
 
     def request_save(self) -> None:
         """Ask for a checkpoint at the end of this update."""
@@ -233,9 +236,7 @@ class RunSession:
                 if self.setup.config.accept_changes:
                     self.state.stop_reason = None
                 self.checkpointing.place_source()
-                self._begin_progress()
-                self._open_all()
-                with self._brought_to_an_end():
+                with self._brought_to_an_end(), self._files_open(), self._writing(), closing(self.setup.source):
                     self.checkpointing.reserve_buffers()
                     yield
                     self.actions.log_rest()
@@ -283,32 +284,13 @@ class RunSession:
             enabled=self.runtime.is_main, steps_between=steps_between, shown=self.handler.shown,
         )  # fmt: skip
 
-    def _open_all(self) -> None:
-        """Open the run's files and begin to push, on the main process."""
-        self._windows_seen, is_main = 0, self.runtime.is_main
-        self._files = self._open_run_files() if is_main else None
-        self.state.logs_dir = self.runtime.processes.share(self.state.logs_dir)
-        self.log_of_updates.open(None if self._files is None else self._files.ledger)
-        self._pusher = pusher_of(self.setup.config, self.folder) if is_main else None
-        self.actions.open(self._files, self._pusher)
-
-    def _open_run_files(self) -> RunFiles:
-        files = RunFiles(self.folder, self.state, self.storage, self.setup.config, self.csv_file)
-        files.follow(self.runtime, self.folder.root.name, self.setup.config)
-        self.storage.writers += self.verbs.build_writers()
-        return files
-
     @contextmanager
     def _brought_to_an_end(self) -> Iterator[None]:
-        """Be able to save while the body runs, and finish what it leaves under way, however it ends."""
+        """Give pushes up if the body fails; let all processes leave together, unless one of them has failed."""
         leaves_together = is_finished = False
-        on_saved = None if self._pusher is None else self._pusher.note_saved
-        writing = self.checkpointing.writing(
-            on_saved, is_kept=self._files is not None, while_closing=lambda: self.actions.aside(SAVING)
-        )
+        self._pusher = None
         try:
-            with self._files_closed(), writing, closing(self.setup.source):
-                yield
+            yield
             leaves_together = is_finished = True
         except TrainingInterrupted:  # on which all processes have agreed
             leaves_together = True
@@ -320,17 +302,40 @@ class RunSession:
                 self.runtime.processes.wait()
 
     @contextmanager
-    def _files_closed(self) -> Iterator[None]:
+    def _files_open(self) -> Iterator[None]:
+        """Show progress, open the run's files and begin to push, on the main process; close what was opened."""
+        self._windows_seen = 0
+        self._begin_progress()
         try:
+            self._files = self.runtime.processes.on_main(self._open_run_files)
+            self.state.logs_dir = self.runtime.processes.share(self.state.logs_dir)
+            self.log_of_updates.open(None if self._files is None else self._files.ledger)
+            self._pusher = pusher_of(self.setup.config, self.folder) if self.runtime.is_main else None
+            self.actions.open(self._files, self._pusher)
             yield
         finally:
-            self.log_of_updates.close()
-            self.actions.close()
-            if self._files is not None:
-                self.state.files = self._files.flush()  # a second call of train() goes on from here
-                self._files.close()
-            self._files = None
-            self.progress.close()
+            self._close_files()
+
+    def _open_run_files(self) -> RunFiles:
+        return RunFiles(
+            self.folder, self.state, self.storage, self.runtime, self.setup.config, self.csv_file,
+            self.verbs.build_writers,
+        )  # fmt: skip
+
+    def _close_files(self) -> None:
+        self.log_of_updates.close()
+        self.actions.close()
+        if self._files is not None:
+            self.state.files = self._files.flush()  # a second call of train() goes on from here
+            self._files.close()
+        self._files = None
+        self.progress.close()
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """Be able to save while the body runs; then wait for the save under way."""
+        on_saved = None if self._pusher is None else self._pusher.note_saved
+        is_kept = self._files is not None
+        return self.checkpointing.writing(on_saved, is_kept=is_kept, while_closing=lambda: self.actions.aside(SAVING))
 
     @contextmanager
     def _end_noted(self) -> Iterator[None]:

@@ -66,6 +66,27 @@ def test_a_signal_during_an_evaluation_stops_all_and_the_resumed_run_is_the_same
     assert differences(tmp_path / "unbroken", out) == []
 
 
+class StopAtEpochEnd(Hook):
+    """Ask one process to stop after its first epoch, in the training or at the end of the evaluation."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.modes = frozenset({mode})
+
+    def on_epoch_end(self, _: Any) -> None:
+        if self.trainer.runtime.rank == 1:
+            self.trainer.request_stop("enough")
+
+
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL])
+def test_a_stop_that_one_process_is_asked_for_at_an_epochs_end_stops_all(mode: Mode, tmp_path: Path) -> None:
+    def train() -> tuple[int, str | None]:
+        trainer = make_trainer(tmp_path, hooks=[StopAtEpochEnd(mode)], **WORKLOAD)
+        trainer.train()
+        return trainer.state.epoch, trainer.state.stop_reason
+
+    assert on_ranks(2, train) == [(1, "enough")] * 2
+
+
 class Slow(Hook):
     def after_step(self) -> None:
         time.sleep(0.02)

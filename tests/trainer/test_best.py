@@ -120,6 +120,15 @@ class TestWhatItIsGoodFor:
         again = scored(0.3, num_epochs=3, resume_from_checkpoint="best")
         assert (again.state.global_step, again.state.epoch) == (10, 2)
 
+    def test_a_path_is_a_place_also_if_it_is_called_best(
+        self, scored: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scored(0.1, 0.9, 0.2).train()
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "run/checkpoints/00000005").rename("best")
+        again = scored(0.3, num_epochs=3, out="again", resume_from_checkpoint=Path("best"))
+        assert again.state.global_step == 5
+
     def test_without_a_best_that_is_an_error(self, scored: Build) -> None:
         with pytest.raises(CheckpointError, match="no best result yet"):
             scored(0.3, resume_from_checkpoint="best")

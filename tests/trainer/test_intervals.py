@@ -279,8 +279,10 @@ def test_where_a_run_was_put_back_its_last_update_is_no_longer_taken_for_done() 
     assert not run.due.save_requested
 
 
-def test_processes_agree_once_an_update_before_anything_is_due() -> None:
-    seen: list[int] = []
-    run = SmallRun(6, num_epochs=1, gradient_accumulation_steps=2, agree=lambda: seen.append(run.state.global_step))
-    run.go()
-    assert seen == [2, 4, 6]
+def test_processes_agree_before_anything_is_due_and_after_what_an_evaluation_may_have_changed() -> None:
+    def agree() -> None:
+        run.done.append(f"agree {run.state.update_step}")
+
+    run = SmallRun(6, num_epochs=1, gradient_accumulation_steps=2, agree=agree)
+    run.due.at_start(Context())
+    assert run.go() == told((0, "agree"), (1, "agree"), (2, "agree"), (3, f"agree agree {ALL} agree"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from hezar_train import Hook, Trainer
 from hezar_train.errors import TrainingInterrupted
+from hezar_train.events import EventWriter
 from hezar_train.trainer.run_actions import TimeSpent
 
 Build = Callable[..., Trainer]
@@ -64,6 +66,70 @@ def test_a_signal_without_saving_says_that_nothing_was_saved(toy: Build) -> None
     stop = At(2, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(TrainingInterrupted, match=r"SIGTERM: stopped, nothing saved \(save_enabled=False\)\."):
         toy(save_enabled=False, hooks=[stop]).train()
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_save_that_a_full_disk_refuses_is_not_told_as_saved(
+    toy: Build, async_save: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_the_disk_and_stop() -> None:
+        monkeypatch.setattr("hezar_train.checkpoint.writer.free_bytes", lambda _: 0)
+        signal.raise_signal(signal.SIGTERM)
+
+    words = "SIGTERM: stopped, step 3 could NOT be saved, the newest checkpoint is that of step 2."
+    with pytest.raises(TrainingInterrupted, match=words):
+        toy(save_steps=1, async_save=async_save, hooks=[At(3, fill_the_disk_and_stop)]).train()
+
+
+def test_a_disk_that_was_full_from_the_start_leaves_no_checkpoint_and_says_so(
+    toy: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hezar_train.checkpoint.writer.free_bytes", lambda _: 0)
+    stop = At(2, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(TrainingInterrupted, match="step 2 could NOT be saved, there is no checkpoint"):
+        toy(hooks=[stop]).train()
+
+
+class Stumbling(Trainer):
+    """Its writers cannot be made at first."""
+
+    stumbles = 1
+
+    def build_writers(self) -> list[EventWriter]:
+        if self.stumbles:
+            self.stumbles -= 1
+            raise OSError("the tracker does not answer")
+        return super().build_writers()
+
+
+def open_files_below(folder: Path) -> list[str]:
+    targets = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    return [target for target in targets if target.startswith(str(folder.resolve()))]
+
+
+def test_a_start_that_failed_before_its_first_step_can_be_made_again(
+    toy: Build, logged: Any, saved_steps: Any, tmp_path: Path
+) -> None:
+    toy().train()
+    trainer = toy(Stumbling)
+    with pytest.raises(OSError, match="does not answer"):
+        trainer.train()
+    assert open_files_below(tmp_path) == []
+    trainer.train()
+    assert saved_steps() == [5]
+    assert [row["step"] for row in logged()] == [5]
+
+
+def test_where_one_file_cannot_be_opened_no_other_stays_open(toy: Build, tmp_path: Path) -> None:
+    toy(max_steps=2).train()
+    (table,) = (tmp_path / "run/logs").glob("*/*.csv")
+    table.unlink()
+    table.mkdir()
+    trainer = toy(resume_from_checkpoint=True, accept_changes=True)
+    with pytest.raises(IsADirectoryError):
+        trainer.train()
+    assert open_files_below(tmp_path) == []
+    assert trainer.storage.writers == []
 
 
 def test_why_a_run_stopped_early_is_told(toy: Build, tmp_path: Path) -> None:
