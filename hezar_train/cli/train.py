@@ -28,10 +28,11 @@ from hezar_train.cli.options import (
 )
 from hezar_train.config.files import read_json
 from hezar_train.errors import ConfigError, RunLockedError, TrainingInterrupted
-from hezar_train.launch import num_restarts, run_group
+from hezar_train.launch import join_group, num_restarts, run_group
 from hezar_train.run_layout import CONFIG_FILE, RunLayout
 
 if TYPE_CHECKING:
+    from hezar_train.config import TrainerConfig
     from hezar_train.recipes import LoadedRecipe
     from hezar_train.trainer import Trainer
 
@@ -175,6 +176,7 @@ def _train_here(loaded: LoadedRecipe) -> None:
 
     if num_restarts() and SAVED_BEFORE in os.environ:
         loaded = resumed(loaded, os.environ[SAVED_BEFORE])
+    join_group(on_cpu=_is_on_cpu(loaded.config))
     trainer = build_trainer(loaded)
     try:
         trainer.train()
@@ -234,6 +236,9 @@ def _train_in_processes(loaded: LoadedRecipe, arguments: Sequence[str], num_proc
     has_here = bool({"", os.getcwd()} & set(sys.path))
     debug = ["--debug"] if click.get_current_context().find_root().meta.get(DEBUG) else []
     python = [sys.executable, *([] if has_here else ["-P"]), "-m", "hezar_train"]
-    on_cpu = config.use_cpu or str(config.device).startswith("cpu")
     progress = functools.partial(saved_checkpoints, config)
-    return run_group([*python, *debug, *arguments], num_processes, max_restarts, progress, on_cpu=on_cpu)
+    return run_group([*python, *debug, *arguments], num_processes, max_restarts, progress, on_cpu=_is_on_cpu(config))
+
+
+def _is_on_cpu(config: TrainerConfig) -> bool:
+    return config.use_cpu or str(config.device).startswith("cpu")

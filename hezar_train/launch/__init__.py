@@ -1,9 +1,10 @@
 """Run one command in several processes on this machine: a thin launcher around torchrun's elastic agent.
 
 The agent starts the processes, notices a death and starts all of them again. What it lacks for a training that saves
-itself is added here: an environment in which restarts are reliable, signals that reach every process and are never
-followed by a restart, exit codes that pass through, the output of one process instead of as many as there are, and
-nothing left running. What the processes do is not known here; several machines are torchrun's own business.
+itself is added here: a meeting point that no other user of the machine can reach, an environment in which restarts are
+reliable, signals that reach every process and are never followed by a restart, exit codes that pass through, the output
+of one process instead of as many as there are, and nothing left running. What the processes do is not known here;
+several machines are torchrun's own business.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hezar_train.launch.process import num_restarts, reported_exit
+from hezar_train.launch.process import join_group, num_restarts, reported_exit
 
-__all__ = ["num_restarts", "reported_exit", "run_group"]
+__all__ = ["join_group", "num_restarts", "reported_exit", "run_group"]
 
 
 def run_group(

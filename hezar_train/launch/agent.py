@@ -1,7 +1,10 @@
 """The launcher: torchrun's agent for one machine, with signals passed on, restarts, exit codes and messages.
 
-The agent's documented points of extension are overridden, its rendezvous and its supervision are used as they are. A
-restart needs processes that find nothing of the last attempt: hence a store of their own for each attempt.
+The agent's documented points of extension are overridden, its supervision is used as it is. Its rendezvous is not:
+torch's store over TCP listens on all interfaces, has no password and reads pickles, so that any user of the machine
+could run code in the processes. Here the agent's own store is memory, and the processes meet in a file below a folder
+that only this user can open (`process.join_group`). A restart needs processes that find nothing of the last attempt:
+hence a file of their own for each attempt.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from hezar_train.errors import ConfigError
-from hezar_train.launch.process import ENDS_ON_PURPOSE, LAUNCHER_PID, REPORTS, Report, read_report
+from hezar_train.launch.process import ENDS_ON_PURPOSE, LAUNCHER_PID, REPORTS, STORES, Report, read_report
 
 __all__ = ["launch_group"]
 
@@ -72,11 +75,18 @@ def _needed_variables(folder: Path) -> dict[str, str]:
     """Return the variables without which restarts and signals are not reliable."""
     return {
         REPORTS: str(folder),
+        STORES: str(folder),
         LAUNCHER_PID: str(os.getpid()),
-        # with a store that outlives an attempt, about every other restart meets its leftovers and fails or hangs
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **_loopback_variables(),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # Ctrl-\\ ends all at once; other signals are passed on by us
     }
+
+
+def _loopback_variables() -> dict[str, str]:
+    """Keep what the processes send each other on this machine, whatever a profile says for several machines."""
+    if sys.platform != "linux":
+        return {}
+    return {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def _default_variables(num_processes: int, *, on_cpu: bool) -> dict[str, str]:
@@ -85,26 +95,54 @@ def _default_variables(num_processes: int, *, on_cpu: bool) -> dict[str, str]:
     found = {"OMP_NUM_THREADS": str(max(1, num_cores // num_processes))}
     if on_cpu:
         found["ACCELERATE_USE_CPU"] = "true"
-    if sys.platform == "linux":
-        found["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: its name need not lead to an address
     return found
 
 
 def _spec(command: Sequence[str], num_processes: int, max_restarts: int) -> WorkerSpec:
-    local = "127.0.0.1"
-    meeting = RendezvousParameters(
-        "c10d", f"{local}:0", uuid.uuid4().hex, min_nodes=1, max_nodes=1, local_addr=local, is_host=True
-    )
     return WorkerSpec(
         role="train",
         local_world_size=num_processes,
         entrypoint=command[0],
         args=tuple(command[1:]),
-        rdzv_handler=get_rendezvous_handler(meeting),
+        rdzv_handler=_OneMachine(),
         max_restarts=max_restarts,
         monitor_interval=MONITOR_SECONDS,
-        local_addr=local,
+        local_addr="127.0.0.1",
     )
+
+
+class _OneMachine(RendezvousHandler):
+    """The rendezvous of one agent with itself, without a socket.
+
+    The processes get no MASTER_ADDR, without which torch makes no store over TCP either: whatever does not join the
+    group through our file stops with torch's own sentence instead of opening a port.
+    """
+
+    def __init__(self) -> None:
+        self._run_id = uuid.uuid4().hex
+        self._is_closed = False
+
+    def get_backend(self) -> str:
+        return "one_machine"
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(master_addr="", master_port=0))
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def set_closed(self) -> None:
+        self._is_closed = True
+
+    def shutdown(self) -> bool:
+        self.set_closed()
+        return True
 
 
 class _EndedError(Exception):

@@ -5,14 +5,13 @@ Arguments: the number of additions, seconds for each, and what to do on the way 
 
 from __future__ import annotations
 
-import datetime
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
-from hezar_train.launch import num_restarts, reported_exit
+from hezar_train.launch import join_group, num_restarts, reported_exit
 
 SAVED = Path("saved")
 
@@ -28,7 +27,7 @@ def add_up(count: int, total: int, seconds: float, deeds: list[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    join_group(on_cpu=True)
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))
