@@ -1,37 +1,16 @@
-"""lernomatic's Trainer: bodies of epochs to override, getters, setters, histories, checkpoints at a path of one's own.
-
-    from hezar_train.compat.lernomatic import Trainer
-
-    class MyTrainer(Trainer):
-        def train_epoch(self):
-            for batch in self.train_loader:
-                self.optimizer.zero_grad()
-                loss = cross_entropy(self.model(batch["x"]), batch["labels"])
-                loss.backward()
-                self.optimizer.step()
-                self.note_loss(loss)
-
-        def val_epoch(self):
-            pass
-
-    trainer = MyTrainer(TrainerConfig("run", num_epochs=2), model, train_dataset, val_dataset)
-    trainer.train()
-    trainer.set_num_epochs(5)
-    trainer.train()
+"""lernomatic's Trainer, built from a config: bodies of epochs, getters, setters, histories, checkpoints at any path.
 
 Everything that is set holds from the next call of `train()` on and is refused while one is under way: a hook asks
 (`request_save`, `request_stop`), and `save_steps` saves by the step. What is set is in the next checkpoint, the frozen
-parameters included. `LogFinder` is lernomatic's finder of learning rates, over `Trainer.find_lr`.
+parameters included.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +21,21 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.checkpoint.store import open_checkpoint, write_checkpoint
+from hezar_train.compat.lernomatic.attributes import showing
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import ConfigError, DataError, choices
+from hezar_train.errors import ConfigError, choices
 from hezar_train.events import EventStorage, EventWriter, SummaryWriterAdapter
 from hezar_train.loop import note_loss
-from hezar_train.multi_model import MultiModelTrainer as PlainMultiModelTrainer
 from hezar_train.optim import MomentumSchedule, get_momentum, set_learning_rate, set_momentum
 from hezar_train.state import TrainerState
 from hezar_train.trainer import Given, Parts
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.evaluator import EvalBatches
 from hezar_train.trainer.finetuning import FROZEN, freeze_first, frozen_names, unfreeze_first
-from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings
 from hezar_train.trainer.optimization import FirstSettings, refuse_foreign_optimizer
 from hezar_train.trainer.reconfigure import refuse_while_learning
 
-__all__ = ["LogFinder", "MultiModelTrainer", "Trainer", "find_lr", "lr_finder_auto_load"]
+__all__ = ["ConfigTrainer"]
 
 STEP_LOSS = "train.step_loss"
 PERIOD_LOSS = "train.recent_loss"
@@ -68,7 +46,7 @@ Points = list[tuple[float, int]]
 Floats = NDArray[np.float64]
 
 
-class Trainer(PlainTrainer):
+class ConfigTrainer(PlainTrainer):
     """Train a model as lernomatic's Trainer does; override `train_epoch()` and `val_epoch()` for tasks of your own."""
 
     tb_writer: Any = None
@@ -136,7 +114,9 @@ class Trainer(PlainTrainer):
     def inner_training_loop(self, epoch_num: int) -> Mapping[str, float]:
         """Train on the rest of an epoch, by `train_epoch`; return the mean loss since the start of the training."""
         loop = self.parts.loop
-        with loop.epoch_batches(epoch_num) as self.train_loader:
+        with loop.epoch_batches(epoch_num) as batches:
+            with showing(self):
+                self.train_loader = batches
             self.train_epoch()
         fit = loop.current
         return {"loss": (self.state if fit is None else fit.state).loss_tracker_avg}
@@ -156,7 +136,7 @@ class Trainer(PlainTrainer):
     def evaluate_while_training(self) -> dict[str, float]:
         """Run `val_epoch` and, where it is overridden, `test_epoch`, whose metrics are called "test.*"."""
         metrics = self.val_epoch() or {}
-        if type(self).test_epoch is Trainer.test_epoch:
+        if type(self).test_epoch.__module__.startswith(str(__package__)):  # nobody has overridden it
             return metrics
         return metrics | {f"test.{name}": value for name, value in (self.test_epoch() or {}).items()}
 
@@ -264,13 +244,13 @@ class Trainer(PlainTrainer):
 
     def freeze_to(self, num_tensors: int) -> None:
         """Stop training the first so many parameter tensors; the others stay as they are."""
-        freeze_first(self.get_model(), num_tensors)
-        self.state.hooks[FROZEN] = frozen_names(self.get_model())
+        freeze_first(unwrap(self.model), num_tensors)
+        self.state.hooks[FROZEN] = frozen_names(unwrap(self.model))
 
     def unfreeze_to(self, num_tensors: int) -> None:
         """Train the first so many parameter tensors again; the others stay as they are."""
-        unfreeze_first(self.get_model(), num_tensors, self.optimizer)
-        self.state.hooks[FROZEN] = frozen_names(self.get_model())
+        unfreeze_first(unwrap(self.model), num_tensors, self.optimizer)
+        self.state.hooks[FROZEN] = frozen_names(unwrap(self.model))
 
     def get_trainer_params(self) -> dict[str, Any]:
         """Return every field of the config in plain values."""
@@ -355,10 +335,6 @@ class Trainer(PlainTrainer):
         self.storage.load_history(path)
 
 
-class MultiModelTrainer(Trainer, PlainMultiModelTrainer):
-    """Train several models in one run, as lernomatic's trainers of GANs and autoencoders do, under the same names."""
-
-
 def _points(storage: EventStorage, name: str) -> Points:
     history = storage.histories().get(name)
     return [] if history is None else history.values()
@@ -391,108 +367,3 @@ def _of_this_epoch(points: Points, state: TrainerState) -> Points:
 def _array(points: Iterable[tuple[float, int]]) -> Floats | None:
     values = [value for value, _ in points]
     return np.array(values) if values else None
-
-
-def find_lr(trainer: PlainTrainer, settings: SweepSettings) -> LRFinderResult:
-    """Sweep over the rates of a trainer, on the first updates of its first epoch; then everything is as it was."""
-    return trainer.find_lr(**dataclasses.asdict(settings))
-
-
-@dataclass
-class LogFinder:
-    """Sweep over a trainer's learning rates, under the names of lernomatic.
-
-    `num_epochs`, `gamma`, `grad_thresh` and `expr_id` have no effect: one epoch leads from `lr_min` to `lr_max`.
-    """
-
-    trainer: PlainTrainer | None
-    num_epochs: int = 8
-    lr_min: float = 1e-6
-    lr_max: float = 1.0
-    explode_thresh: float = 4.0
-    beta: float = 0.999
-    gamma: float = 0.999995
-    lr_min_factor: float = 2.0
-    lr_max_scale: float = 1.0
-    lr_select_method: str = "max_acc"
-    lr_trunc: int = 10
-    max_batches: int = 0
-    """Updates of the sweep; 0: those of an epoch."""
-
-    grad_thresh: float = 0.002
-    acc_test: bool = True
-    print_every: int = 20
-    verbose: bool = False
-    expr_id: str | None = None
-    result: LRFinderResult | None = field(default=None, repr=False)
-
-    def find(self) -> tuple[float, float]:
-        """Sweep; return the lowest and the highest rate to train with."""
-        if self.trainer is None:
-            raise DataError("this finder has no trainer: it was read from a file, and can only show what was found")
-        num_steps = self.max_batches or self.trainer.plan.updates_in_epoch or DEFAULT_STEPS
-        self.result = self.trainer.find_lr(
-            self.lr_min, self.lr_max, num_steps, explode_thresh=self.explode_thresh, beta=self.beta,
-            lr_select_method=self.lr_select_method, lr_min_factor=self.lr_min_factor, lr_max_scale=self.lr_max_scale,
-            lr_trunc=self.lr_trunc, acc_test=self.acc_test, print_every=self.print_every if self.verbose else 0,
-        )  # fmt: skip
-        return self.get_lr_range()
-
-    def get_lr_range(self) -> tuple[float, float]:
-        """Return the lowest and the highest rate to train with, by `lr_select_method`."""
-        return self._found().get_lr_range(self.lr_select_method)
-
-    def get_lr_history(self) -> list[float] | None:
-        """Return log10 of each rate that was tried; None before a sweep."""
-        return self.log_lr_history or None
-
-    @property
-    def log_lr_history(self) -> list[float]:
-        return [] if self.result is None else [math.log10(rate) for rate in self.result.rates]
-
-    @property
-    def smooth_loss_history(self) -> list[float]:
-        return [] if self.result is None else self.result.smoothed
-
-    @property
-    def acc_history(self) -> list[float]:
-        return [] if self.result is None else self.result.accuracies
-
-    def plot_lr_vs_loss(self, ax: Any, title: str | None = None, log: bool = False) -> None:
-        """Draw the smoothed loss over the rate, or over its log10, with the range."""
-        self._draw(ax, self.smooth_loss_history, "smoothed loss", title, log)
-
-    def plot_lr_vs_acc(self, ax: Any, title: str | None = None, log: bool = False) -> None:
-        """Draw the accuracy over the rate, or over its log10, with the range."""
-        if not self.acc_history:
-            raise DataError("no accuracies were measured: set acc_test=True and call find()")
-        self._draw(ax, self.acc_history, "accuracy", title, log)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write what was found as JSON."""
-        return self._found().save(path)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Read what `save` wrote, with the way it selected."""
-        self.result = LRFinderResult.load(path)
-        self.lr_select_method = self.result.lr_select_method
-
-    def _draw(self, ax: Any, curve: list[float], name: str, title: str | None, log: bool) -> None:
-        rates = self.log_lr_history if log else self._found().rates
-        ax.plot(rates, curve)
-        for rate in self.get_lr_range():
-            ax.axvline(math.log10(rate) if log else rate, color="r")
-        what = "log10 of the learning rate" if log else "learning rate"
-        ax.set(xlabel=what, ylabel=name, title=title or f"Selected by {self.lr_select_method}")
-
-    def _found(self) -> LRFinderResult:
-        if self.result is None:
-            raise DataError("nothing was found yet: call find() or load(path) first")
-        return self.result
-
-
-def lr_finder_auto_load(path: str | os.PathLike[str]) -> LogFinder:
-    """Return a finder without a trainer that shows what a saved one found."""
-    finder = LogFinder(None)
-    finder.load(path)
-    return finder

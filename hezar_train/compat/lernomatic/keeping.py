@@ -1,0 +1,124 @@
+"""What a trainer with lernomatic's attributes keeps in checkpoints beside its parts, and the files that it writes.
+
+`Keeper` is the state of the attributes: counters, histories and whatever number or array has changed since the training
+began, the schedules' own counters included. The files are lernomatic's, by `torch.save`, of tensors and plain values
+alone, so that they are read without running anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+
+from hezar_train.compat.lernomatic.attributes import own_values
+from hezar_train.errors import CheckpointError
+from hezar_train.loop import Hook
+
+__all__ = ["FILE_SUFFIXES", "Keeper", "histories", "is_file", "plain_values", "read_file", "write_file"]
+
+FILE_SUFFIXES = (".pkl", ".pt", ".pth")
+SCHEDULES = ("lr_scheduler", "mtm_scheduler")
+KEPT = (bool, int, float, np.ndarray, np.generic)
+
+
+def histories(trainer: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays that a trainer has as attributes named `*_history`."""
+    found = {**vars(trainer), **own_values(trainer)}
+    return {name: one for name, one in found.items() if name.endswith("_history") and isinstance(one, np.ndarray)}
+
+
+def plain_values(trainer: Any, but: Iterable[str]) -> dict[str, Any]:
+    """Return the numbers and arrays that a trainer has as attributes, those left out that have another owner."""
+    left_out = set(but)
+    found = {**vars(trainer), **own_values(trainer)}
+    return {name: one for name, one in found.items() if name not in left_out and _is_plain(name, one)}
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    return not name.startswith("_") and (isinstance(value, KEPT) or is_tensor)
+
+
+class Keeper(Hook):
+    """Keep a trainer's counters, histories and changed numbers in every checkpoint."""
+
+    def __init__(self, owner: Any, settings: Iterable[str]) -> None:
+        """`settings` are those that a run is planned by: a checkpoint must not change them."""
+        self._owner, self._settings = owner, frozenset(settings)
+        self._first = _copied(plain_values(owner, self._settings))
+
+    def state_dict(self) -> dict[str, Any]:
+        now = plain_values(self._owner, self._settings)
+        changed = {name: value for name, value in now.items() if _differs(value, self._first.get(name))}
+        schedules = {name: _numbers(getattr(self._owner, name, None)) for name in SCHEDULES}
+        return {"values": _copied(changed), "schedules": schedules}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state["values"].items():
+            setattr(self._owner, name, value)
+        for name, values in state["schedules"].items():
+            schedule = getattr(self._owner, name, None)
+            for key, value in values.items():
+                setattr(schedule, key, value)
+
+
+def _numbers(schedule: Any) -> dict[str, Any]:
+    values = vars(schedule) if hasattr(schedule, "get_lr") and not hasattr(schedule, "get_last_lr") else {}
+    return _copied({name: value for name, value in values.items() if isinstance(value, KEPT)})
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copy(value) for name, value in values.items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _differs(value: Any, before: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not (isinstance(before, torch.Tensor) and torch.equal(value, before))
+    if isinstance(value, np.ndarray):
+        return not (isinstance(before, np.ndarray) and np.array_equal(value, before))
+    return bool(value != before) or type(value) is not type(before)
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path means one of lernomatic's files, and not a folder of ours."""
+    return Path(path).suffix in FILE_SUFFIXES
+
+
+def write_file(path: str | os.PathLike[str], contents: Mapping[str, Any]) -> Path:
+    """Write tensors and plain values to one file, whole or not at all; arrays are written as tensors."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    torch.save({name: _as_tensor(value) for name, value in contents.items()}, beside)
+    os.replace(beside, target)
+    return target
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+
+
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read such a file, or one that lernomatic has written; nothing that it holds is run."""
+    array: Any = np.zeros(1).__reduce__()[0]  # what numpy's own files name to make an array
+    allowed: list[Any] = [array, np.ndarray, np.dtype, type(np.dtype("f8")), np.float64(0).__reduce__()[0]]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{os.fspath(path)} cannot be read: {error}") from error
+    except UnpicklingError as error:
+        raise CheckpointError(f"{os.fspath(path)} holds more than tensors and plain values: {error}") from error
+    return found

@@ -1,0 +1,129 @@
+"""lernomatic's finder of learning rates, over `Trainer.find_lr`.
+
+One sweep goes over an epoch, or `max_batches` updates; the trainer does not notice it. Files are JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hezar_train.errors import DataError
+from hezar_train.trainer import Trainer as PlainTrainer
+from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings
+
+__all__ = ["LRFinder", "LogFinder", "find_lr", "lr_finder_auto_load"]
+
+
+def find_lr(trainer: PlainTrainer, settings: SweepSettings) -> LRFinderResult:
+    """Sweep over the rates of a trainer, on the first updates of its first epoch; then everything is as it was."""
+    return trainer.find_lr(**dataclasses.asdict(settings))
+
+
+@dataclass
+class LRFinder:
+    """What a finder of learning rates is told, and what it has found, under the names of lernomatic.
+
+    One epoch leads from `lr_min` to `lr_max`, so that `num_epochs` is 1. Nothing reads `gamma`, `grad_thresh` and
+    `expr_id`, as in lernomatic: they are a user's own notes.
+    """
+
+    trainer: PlainTrainer | None
+    num_epochs: int = 8
+    lr_min: float = 1e-6
+    lr_max: float = 1.0
+    explode_thresh: float = 4.0
+    beta: float = 0.999
+    gamma: float = 0.999995
+    lr_min_factor: float = 2.0
+    lr_max_scale: float = 1.0
+    lr_select_method: str = "max_acc"
+    lr_trunc: int = 10
+    max_batches: int = 0
+    """Updates of the sweep; 0: those of an epoch."""
+
+    grad_thresh: float = 0.002
+    acc_test: bool = True
+    print_every: int = 20
+    verbose: bool = False
+    expr_id: str | None = None
+    result: LRFinderResult | None = field(default=None, repr=False)
+
+    def get_lr_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest rate to train with, by `lr_select_method`."""
+        return self._found().get_lr_range(self.lr_select_method)
+
+    def get_lr_history(self) -> list[float] | None:
+        """Return log10 of each rate that was tried; None before a sweep."""
+        return self.log_lr_history or None
+
+    @property
+    def log_lr_history(self) -> list[float]:
+        return [] if self.result is None else [math.log10(rate) for rate in self.result.rates]
+
+    @property
+    def smooth_loss_history(self) -> list[float]:
+        return [] if self.result is None else self.result.smoothed
+
+    @property
+    def acc_history(self) -> list[float]:
+        return [] if self.result is None else self.result.accuracies
+
+    def plot_lr_vs_loss(self, ax: Any, title: str | None = None, log: bool = False) -> None:
+        """Draw the smoothed loss over the rate, or over its log10, with the range."""
+        self._draw(ax, self.smooth_loss_history, "smoothed loss", title, log)
+
+    def plot_lr_vs_acc(self, ax: Any, title: str | None = None, log: bool = False) -> None:
+        """Draw the accuracy over the rate, or over its log10, with the range."""
+        if not self.acc_history:
+            raise DataError("no accuracies were measured: set acc_test=True and call find()")
+        self._draw(ax, self.acc_history, "accuracy", title, log)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write what was found as JSON."""
+        return self._found().save(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Read what `save` wrote, with the way it selected."""
+        self.result = LRFinderResult.load(path)
+        self.lr_select_method = self.result.lr_select_method
+
+    def _draw(self, ax: Any, curve: list[float], name: str, title: str | None, log: bool) -> None:
+        rates = self.log_lr_history if log else self._found().rates
+        ax.plot(rates, curve)
+        for rate in self.get_lr_range():
+            ax.axvline(math.log10(rate) if log else rate, color="r")
+        what = "log10 of the learning rate" if log else "learning rate"
+        ax.set(xlabel=what, ylabel=name, title=title or f"Selected by {self.lr_select_method}")
+
+    def _found(self) -> LRFinderResult:
+        if self.result is None:
+            raise DataError("nothing was found yet: call find() or load(path) first")
+        return self.result
+
+
+class LogFinder(LRFinder):
+    """Sweep over a trainer's learning rates, each a constant factor above the one before."""
+
+    def find(self) -> tuple[float, float]:
+        """Sweep; return the lowest and the highest rate to train with."""
+        if self.trainer is None:
+            raise DataError("this finder has no trainer: it was read from a file, and can only show what was found")
+        num_steps = self.max_batches or self.trainer.plan.updates_in_epoch or DEFAULT_STEPS
+        self.result = self.trainer.find_lr(
+            self.lr_min, self.lr_max, num_steps, explode_thresh=self.explode_thresh, beta=self.beta,
+            lr_select_method=self.lr_select_method, lr_min_factor=self.lr_min_factor, lr_max_scale=self.lr_max_scale,
+            lr_trunc=self.lr_trunc, acc_test=self.acc_test, print_every=self.print_every if self.verbose else 0,
+        )  # fmt: skip
+        return self.get_lr_range()
+
+
+def lr_finder_auto_load(path: str | os.PathLike[str]) -> LogFinder:
+    """Return a finder without a trainer that shows what a saved one found."""
+    finder = LogFinder(None)
+    finder.load(path)
+    return finder
