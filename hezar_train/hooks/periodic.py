@@ -11,6 +11,7 @@ remember is in its state, so a run that was killed and resumed writes and evalua
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -48,6 +49,7 @@ __all__ = [
     "PeriodicCheckpointer",
     "PeriodicWriter",
     "checked_period",
+    "numbers_in",
 ]
 
 HookBase = Hook
@@ -209,7 +211,7 @@ class EvalHook(Hook):
         if step == self._evaluated_step:
             return
         results = self._function()
-        for name, value in _numbers({} if results is None else results).items():
+        for name, value in numbers_in({} if results is None else results).items():
             self.trainer.storage.put_scalar(name, value, smoothing_hint=False)
         self._evaluated_step = step
 
@@ -221,18 +223,18 @@ class Checkpointed(Hook):
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(kept, method, None)):
                 raise HookError(f"{name!r} is a {type(kept).__name__} without {method}(); a checkpoint needs both")
-        self._name, self._kept = f"checkpointed.{name}", kept
+        self._name, self.kept = f"checkpointed.{name}", kept
 
     @property
     def name(self) -> str:
         return self._name
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._kept.state_dict()
+        state: dict[str, Any] = self.kept.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._kept.load_state_dict(state)
+        self.kept.load_state_dict(state)
 
 
 def checked_period(hook: str, name: str, given: Any, least: int) -> int:
@@ -242,7 +244,7 @@ def checked_period(hook: str, name: str, given: Any, least: int) -> int:
     raise HookError(f"{hook}: {name}={given!r}; expected a whole number of steps, {least} or more")
 
 
-def _numbers(results: Any) -> dict[str, float]:
+def numbers_in(results: Any) -> dict[str, float]:
     """Return nested results as one mapping of floats."""
     if not isinstance(results, Mapping):
         raise DataError(f"eval_function returned a {type(results).__name__}; expected a mapping of numbers, or None")
@@ -265,13 +267,14 @@ class PeriodicWriter(Hook, EventWriter):
     """Give writers a row every `period` steps, at the last step, and when the run's files are closed.
 
     A row holds the last value of each name that was put since the row before; `time`, `step` and `epoch`, which a row
-    has of its own, as `train.time` and so on. At a resume, a JSON lines file is cut back to the checkpoint, and
+    has of its own, as `train.time` and so on. A writer whose `write()` takes nothing is called at the same times and
+    reads `get_event_storage()` itself. At a resume, a JSON lines file is cut back to the checkpoint, and
     TensorBoard is told to forget what follows it; other writers get the rows past it twice. The hook stands among the
     storage's own writers only to be closed with them, after every `after_train`: nothing that is put there is lost.
     """
 
     def __init__(self, writers: Iterable[EventWriter], period: int = 20) -> None:
-        self._period = checked_period("PeriodicWriter", "period", period, least=1)
+        self.period = checked_period("PeriodicWriter", "period", period, least=1)
         self._writers = [_checked_writer(writer) for writer in writers]
         self._num_written: dict[str, int] = {}
         self._carried: dict[str, float] = {}
@@ -289,8 +292,20 @@ class PeriodicWriter(Hook, EventWriter):
         storage.writers.append(self)
 
     def after_step(self) -> None:
-        if self.trainer.state.global_step % self._period == 0 or self.trainer.reached_end:
+        if self.is_due():
             self._write_row()
+
+    def is_due(self) -> bool:
+        """Tell whether a row is due after this step."""
+        return self.trainer.state.global_step % self.period == 0 or self.trainer.reached_end
+
+    def place(self) -> tuple[int, int]:
+        """Return the step and the epoch of a row that is written now."""
+        return self.trainer.state.global_step, self.trainer.state.epoch
+
+    def values_now(self) -> dict[str, float]:
+        """Return what a row that is written now holds."""
+        return self._unwritten()
 
     def state_dict(self) -> dict[str, Any]:
         sizes = {os.fspath(one.path): one.size for one in self._writers if isinstance(one, JSONLinesWriter)}
@@ -328,20 +343,24 @@ class PeriodicWriter(Hook, EventWriter):
         return dict(sorted((self._carried | fresh).items()))
 
     def _write_row(self) -> None:
-        values = self._unwritten()
+        values = self.values_now()
         if not values:
             return
-        state, storage = self.trainer.state, self.trainer.storage
+        step, epoch = self.place()
+        storage = self.trainer.storage
         named = {f"train.{name}" if name in RESERVED_NAMES else name: value for name, value in values.items()}
         for writer in self._writers:
-            writer.write([Row(state.global_step, state.epoch, time(), named)])
+            if _reads_storage(writer):
+                writer.write()  # type: ignore[call-arg]
+            else:
+                writer.write([Row(step, epoch, time(), named)])
             writer.flush()
         self._carried = {}
         self._num_written = {name: storage.history(name).total for name in storage.latest()}
 
     def _go_back(self, sizes: Mapping[str, int]) -> None:
         """Open again the files that were closed, or hold more than they should."""
-        next_step = self.trainer.state.global_step + 1
+        next_step = self.place()[0] + 1
         self._writers = [_opened_again(writer, sizes, next_step) for writer in self._writers]
 
 
@@ -349,6 +368,11 @@ def _checked_writer(writer: Any) -> EventWriter:
     if isinstance(writer, EventWriter):
         return writer
     raise HookError(f"PeriodicWriter: {writer!r} is not an EventWriter. Subclass it and override write(rows).")
+
+
+def _reads_storage(writer: EventWriter) -> bool:
+    """Tell whether a writer's `write()` takes no rows."""
+    return not inspect.signature(writer.write).parameters
 
 
 def _opened_again(writer: EventWriter, sizes: Mapping[str, int], next_step: int) -> EventWriter:

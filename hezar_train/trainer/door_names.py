@@ -12,8 +12,9 @@ NAMES_BY_DOOR: dict[str, frozenset[str]] = {
     ),
     "libai": frozenset(
         {
-            "build_evaluator", "build_test_loader", "build_tokenizer", "build_train_loader", "iter", "max_iter",
-            "resume_or_load", "start_iter", "test", "write_metrics",
+            "after_step", "after_train", "before_step", "before_train", "build_evaluator", "build_test_loader",
+            "build_tokenizer", "build_train_loader", "iter", "max_iter", "resume_or_load", "start_iter", "test",
+            "write_metrics",
         }
     ),
     "lernomatic": frozenset(
@@ -26,13 +27,22 @@ NAMES_BY_DOOR: dict[str, frozenset[str]] = {
             "set_momentum", "set_mtm_scheduler", "set_num_epochs", "set_tb_writer", "set_test_dataset",
             "set_train_dataset", "set_trainer_params", "set_val_dataset", "tb_writer", "test_epoch", "test_loader",
             "train_epoch", "train_loader", "unfreeze_to", "val_epoch", "val_loader",
+            "acc_history", "acc_iter", "apply_lr_schedule", "apply_mtm_schedule", "batch_size", "cur_epoch", "drop_last",
+            "learning_rate", "loss_history", "loss_iter", "momentum", "mtm_scheduler", "num_epochs", "num_workers",
+            "shuffle", "test_dataset", "val_batch_size", "val_dataset", "val_loss_history", "val_loss_iter",
+            "weight_decay",
         }
     ),
 }  # fmt: skip
 
 CALLED_BY_DOOR: dict[str, frozenset[str]] = {
     "federatedscope": frozenset({"parse_data"}),
-    "libai": frozenset({"build_evaluator", "build_test_loader", "build_tokenizer", "build_train_loader"}),
+    "libai": frozenset(
+        {
+            "after_step", "after_train", "auto_scale_hyperparams", "before_step", "before_train", "build_evaluator",
+            "build_graph", "build_test_loader", "build_tokenizer", "build_train_loader", "get_batch",
+        }
+    ),
     "lernomatic": frozenset(
         {
             "_init_dataloaders", "_init_device", "_init_history", "_init_optimizer", "_send_to_device", "test_epoch",

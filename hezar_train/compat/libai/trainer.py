@@ -1,34 +1,11 @@
-"""LiBai's trainer: `from hezar_train.compat.libai import Trainer, HookBase, get_event_storage`.
+"""LiBai's trainer over this loop: iterations, the four methods around them, and what is built if it is not passed.
 
-The loop of its `TrainerBase.train`, over this one:
-
-    before_train()                            in hooks
-    for iter in range(start_iter, max_iter):
-        before_step()                         in hooks
-        run_step()
-        after_step()                          in hooks
-    after_train()                             in hooks, also after an error; iter == max_iter tells success
-
-What LiBai calls so, and where it is:
-
-    DefaultTrainer(cfg)                 Trainer(config), the same class; TrainerConfig answers its fields with ours
-    iter, start_iter, max_iter          the trainer's; an iteration is a step, counted from 0
-    storage, get_event_storage          the trainer's EventStorage, also from inside a model
-    run_step                            to be overridden; for a sum of losses alone, let compute_loss return
-                                        total_loss(outputs)
-    build_train_loader, build_tokenizer, build_evaluator, build_model, build_optimizer, build_lr_scheduler
-                                        to be overridden; called in this order, each for what is not passed, and able
-                                        to read self.config
-    build_hooks, build_writers          to be overridden; build_test_loader as well, which test() asks
-    build_graph                         compile=True in the config
-    auto_scale_hyperparams              the trainer's plan, worked out from the config and the data
-    write_metrics, resume_or_load       the trainer's, and test
-    libai.engine.hooks                  HookBase, CallbackHook, IterationTimer, LRScheduler, PeriodicCheckpointer,
-                                        PeriodicWriter, EvalHook; instead of a BestCheckpointer, metric_for_best_model
-    libai.utils.events                  EventWriter, JSONWriter, TensorboardXWriter, CommonMetricPrinter, HistoryBuffer
-    libai.evaluation                    flatten_results_dict, print_csv_format; an evaluator is a MetricsHandler
-    libai.utils.checkpoint              Checkpointer, for a loop of one's own; a run saves by itself, and
-                                        register_for_checkpointing(name, object) adds to it
+before_train()                            calls the hooks'
+for iter in range(start_iter, max_iter):
+    before_step()                         calls the hooks'
+    run_step()
+    after_step()                          calls the hooks'
+after_train()                             calls the hooks', also after an error; iter == max_iter tells success
 """
 
 from __future__ import annotations
@@ -43,74 +20,43 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 from torch.utils.data import DataLoader
 
-from hezar_train.checkpoint import Checkpointer
+from hezar_train.compat.libai.hooks import HookBase
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Splits
-from hezar_train.errors import CheckpointError, DataError, choices
-from hezar_train.events import (
-    CommonMetricPrinter,
-    EventStorage,
-    EventWriter,
-    HistoryBuffer,
-    JSONWriter,
-    Scalar,
-    TensorboardXWriter,
-    flatten_results_dict,
-    get_event_storage,
-    print_csv_format,
-)
-from hezar_train.hooks import (
-    CallbackHook,
-    EvalHook,
-    HookBase,
-    IterationTimer,
-    LRScheduler,
-    PeriodicCheckpointer,
-    PeriodicWriter,
-)
-from hezar_train.loop import Hook
+from hezar_train.errors import CheckpointError, ConfigError, DataError, choices
+from hezar_train.events import Scalar, print_csv_format
+from hezar_train.loop import Context, Hook, HookSet, Moment
 from hezar_train.metrics import MetricsHandler
 from hezar_train.runtime import logger
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.assemble import in_order
 from hezar_train.trainer.checkpointing import find_checkpoint, load_initial_weights
+from hezar_train.trainer.session import RoutineResult
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = [
-    "CallbackHook",
-    "Checkpointer",
-    "CommonMetricPrinter",
-    "DefaultTrainer",
-    "EvalHook",
-    "EventStorage",
-    "EventWriter",
-    "HistoryBuffer",
-    "HookBase",
-    "IterationTimer",
-    "JSONWriter",
-    "LRScheduler",
-    "MetricsHandler",
-    "PeriodicCheckpointer",
-    "PeriodicWriter",
-    "TensorboardXWriter",
-    "Trainer",
-    "TrainerConfig",
-    "flatten_results_dict",
-    "get_event_storage",
-    "print_csv_format",
-    "total_loss",
-]
+__all__ = ["Iterations", "Trainer", "is_loss", "total_loss"]
 
 LEARNING = frozenset({Mode.TRAIN, Mode.FINETUNE})
+
+
+class Iterations:
+    """How a trainer counts: the steps (micro-batches) of an iteration, the hooks around it, where a call ends."""
+
+    def __init__(self, steps: int = 1, *, numbers_storage: bool = False) -> None:
+        """With `numbers_storage`, what hooks put after a step belongs to the iteration, not to the steps done."""
+        self.steps, self.numbers_storage = steps, numbers_storage
+        self.hooks: list[HookBase] = []
+        self.last: int | None = None
 
 
 class Trainer(PlainTrainer):
     """A Trainer that counts iterations, and builds by methods of its own what is not passed to it."""
 
     config: TrainerConfig
+    iterations: Iterations
 
     def __init__(
         self,
@@ -126,7 +72,14 @@ class Trainer(PlainTrainer):
         accelerator: Accelerator | None = None,
         hooks: Iterable[Hook | None] = (),
     ) -> None:
-        self.config, model = in_order(config, model)
+        config, model = in_order(config, model)
+        if not isinstance(config, TrainerConfig):
+            raise ConfigError(
+                f"config is a {type(config).__name__}; expected a TrainerConfig. A lazy config of LiBai's goes to "
+                "DefaultTrainer(cfg)."
+            )
+        self.config = config
+        self.iterations = Iterations()
         if train_dataset is None and eval_dataset is None:
             train_dataset, eval_dataset = self._built_data()
         splits = Splits.of(train_dataset, eval_dataset)
@@ -139,29 +92,115 @@ class Trainer(PlainTrainer):
             metrics_handler or self.build_evaluator(), optimizer, lr_scheduler, accelerator, hooks,
         )  # fmt: skip
 
+    @property
+    def _hooks(self) -> list[HookBase]:
+        """The hooks around iterations, as LiBai's users find them."""
+        return self.iterations.hooks
+
     def _built_data(self) -> tuple[Any, Any]:
         """Return what `build_train_loader` makes as training data, a dict of splits, and evaluation data."""
         made = dict(zip(("train", "val", "test"), self.build_train_loader(), strict=True))
         return (made, None) if made["train"] is not None else (None, made["val"])
 
+    def register_default_hooks(self) -> None:
+        """Let the loop call the four methods around iterations."""
+        super().register_default_hooks()
+        hooks = self.hooks_in_train
+        hooks.register(self._at_fit_start, Moment.FIT_START, name="before_train")
+        hooks.register(self._at_batch_start, Moment.BATCH_START, name="before_step")
+        hooks.register(self._at_batch_end, Moment.BATCH_END, name="after_step")
+        hooks.register(lambda _: self.after_train(), Moment.FIT_END, name="after_train")
+
+    def register_hooks(self, hooks: Iterable[Hook | None]) -> None:
+        """Add hooks, which are called in their order; None among them is passed over."""
+        given = list(hooks)
+        super().register_hooks(given)
+        self.iterations.hooks += [one for one in given if isinstance(one, HookBase)]
+
+    def _at_fit_start(self, ctx: Context) -> None:
+        if self.iterations.last is not None:
+            ctx.num_total_train_batch = self.iterations.last * self.iterations.steps - self.state.global_step
+        self.before_train()
+
+    def _at_batch_start(self, ctx: Context) -> None:
+        if self.iterations.steps == 1 or ctx.step.batch_in_window == 0:
+            self.before_step()
+
+    def _at_batch_end(self, ctx: Context) -> None:
+        if self.iterations.steps > 1 and not ctx.step.closes_window:
+            return
+        storage, counted = self.storage, self.storage.step
+        if self.iterations.numbers_storage:
+            storage.step = self.iter
+        self.after_step()
+        storage.step = counted
+
+    def before_train(self) -> None:
+        """Called before the first iteration; an override calls the hooks through `super()`."""
+        for hook in self._hooks:
+            hook.before_train()
+
+    def before_step(self) -> None:
+        """Called before each iteration."""
+        for hook in self._hooks:
+            hook.before_step()
+
+    def after_step(self) -> None:
+        """Called after each iteration."""
+        for hook in self._hooks:
+            hook.after_step()
+
+    def after_train(self) -> None:
+        """Called after the last iteration, also after a failure."""
+        for hook in self._hooks:
+            hook.after_train()
+
     @property
     def iter(self) -> int:
-        """The step under way, from 0 on; between steps, how many are done: at the end it equals `max_iter`."""
+        """The iteration under way, from 0 on; between them, how many are done: at the end it equals `max_iter`."""
         ctx, fit = self.ctx, self.parts.loop.current
         if fit is None or ctx.get("mode") not in LEARNING or "batch" not in ctx:
-            return self.state.global_step
-        return fit.state.global_step - fit.state.epoch_step + int(ctx.cur_batch_i)
+            return self.state.global_step // self.iterations.steps
+        step: int = fit.state.global_step - fit.state.epoch_step + int(ctx.cur_batch_i)
+        return step // self.iterations.steps
 
     @property
     def start_iter(self) -> int:
-        """The step that the call of train() under way began with; between calls, the one that the next begins with."""
+        """The iteration that the call of train() under way began with; between calls, that of the next."""
         fit = self.parts.loop.current
-        return self.state.global_step if fit is None else fit.first_step
+        return (self.state.global_step if fit is None else fit.first_step) // self.iterations.steps
 
     @property
     def max_iter(self) -> int:
-        """The number of steps after which the run ends."""
-        return self.parts.session.total_steps
+        """The number of iterations after which the run, or this call, ends."""
+        return self.iterations.last or self.parts.session.total_steps // self.iterations.steps
+
+    def train(  # type: ignore[override]
+        self, start_iter: int | str | None = None, max_iter: int | HookSet | None = None, **more: Any
+    ) -> RoutineResult:
+        """Train to the end of the run, or to the iteration before `max_iter`, from where the last call ended.
+
+        The forms of a plain Trainer are accepted as well: a split's name, a hook set.
+        """
+        if not isinstance(start_iter, int) and not isinstance(max_iter, int):
+            plain: dict[str, Any] = {"target_data_split_name": start_iter, "hooks_set": max_iter}
+            return super().train(**{name: one for name, one in plain.items() if one is not None}, **more)
+        if start_iter is not None and start_iter != self.iter:
+            raise DataError(
+                f"train({start_iter}, {max_iter}) was called, but the run is at iteration {self.iter}: it goes on from "
+                "there. For another beginning, build another trainer, or resume from a checkpoint."
+            )
+        whole = self.max_iter
+        if not isinstance(max_iter, int) or not self.iter <= max_iter <= whole:
+            raise ConfigError(
+                f"max_iter={max_iter!r}, but the run is at iteration {self.iter} and planned for {whole}, over which "
+                "its schedule is laid out. Expected a number between; a longer run is train.train_iter (max_steps)."
+            )
+        self.iterations.last = max_iter
+        try:
+            return super().train(**more)
+        finally:
+            self.iterations.last = None
 
     def build_tokenizer(self) -> Any:
         """Make the preprocessor where none was passed; the default leaves it to the model."""
@@ -188,7 +227,7 @@ class Trainer(PlainTrainer):
             storage.put_scalar("data_time", data_time)
         for name, value in loss_dict.items():
             storage.put_scalar(prefix + name, value)
-        if losses := [value for name, value in loss_dict.items() if _is_loss(name)]:
+        if losses := [value for name, value in loss_dict.items() if is_loss(name)]:
             storage.put_scalar(f"{prefix}total_loss", sum(losses[1:], start=losses[0]))
 
     def resume_or_load(self, resume: bool = True) -> None:
@@ -238,16 +277,14 @@ class Trainer(PlainTrainer):
         return results
 
 
-DefaultTrainer = Trainer
-
-
 def total_loss(outputs: Mapping[str, Any]) -> torch.Tensor:
     """Add up a model's losses, its outputs named "loss" or "..._loss", for an overridden `compute_loss` to return."""
-    losses: list[torch.Tensor] = [value for name, value in outputs.items() if _is_loss(name)]
+    losses: list[torch.Tensor] = [value for name, value in outputs.items() if is_loss(name)]
     if not losses:
         raise DataError(f"no output is called 'loss' or '..._loss'. The model returned: {choices(outputs) or 'none'}.")
     return sum(losses[1:], start=losses[0])
 
 
-def _is_loss(name: str) -> bool:
+def is_loss(name: str) -> bool:
+    """Tell whether an output is a loss, by its name."""
     return name == "loss" or name.endswith("_loss")
