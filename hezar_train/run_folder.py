@@ -12,11 +12,12 @@ A folder that another user can write to *while* it is used is not safe, and noth
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from hezar_train.errors import CheckpointError
@@ -29,6 +30,7 @@ __all__ = [
     "read_file",
     "refuse_links",
     "refuse_odd_file",
+    "remove_files",
     "remove_folder",
 ]
 
@@ -63,11 +65,11 @@ def plain_path(root: Path, name: str | os.PathLike[str]) -> Path:
     return path
 
 
-def refuse_links(root: Path, names: Iterable[str | os.PathLike[str]]) -> None:
-    """Raise if one of these files or folders below `root` is a link, or holds one at any depth."""
+def refuse_links(root: Path, names: Iterable[str | os.PathLike[str]], *, deeply: bool = True) -> None:
+    """Raise if one of these files or folders below `root` is a link or, `deeply`, holds one."""
     for name in names:
         path = plain_path(root, name)
-        for parent, folders, files in os.walk(path):
+        for parent, folders, files in os.walk(path) if deeply else ():
             for entry in (*folders, *files):
                 if os.path.islink(os.path.join(parent, entry)):
                     raise _link_refused(Path(parent, entry))
@@ -112,6 +114,17 @@ def remove_folder(folder: Path) -> bool:
         return False
     shutil.rmtree(folder, ignore_errors=True)  # links inside are deleted, not followed
     return not folder.exists()
+
+
+def remove_files(folder: Path, suffixes: Collection[str]) -> None:
+    """Delete the files of these suffixes in a folder, and the folder once it is empty; all else in it stays."""
+    if folder.is_symlink():
+        return
+    for path in folder.glob("*"):
+        if path.suffix in suffixes and (path.is_symlink() or path.is_file()):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _link_refused(path: Path) -> RunFolderError:

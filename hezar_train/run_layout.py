@@ -11,22 +11,26 @@
       .hub/                                                          files of pushes that are under way
 
 A user may rename two of the folders (`checkpoints_dir`, `logs_dir`); every other name is fixed, because other versions
-look for it. The name of the config is spelled in `config`, which lies below. Nothing here writes a file or opens the
-lock: closing any descriptor of the lock file would release the lock of a trainer in this process.
+look for it. One that lies outside holds a folder per run, named after the run and the hash of its path: two runs never
+share one, and what is in it was put there by a run at this very path, whatever a file in the run says. The name of the
+config is spelled in `config`, which lies below. Nothing here writes a file or opens the lock: closing any descriptor of
+the lock file would release the lock of a trainer in this process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
 from hezar_train.errors import ConfigError
+from hezar_train.run_folder import refuse_links
 
 __all__ = [
     "BEST_FILE",
@@ -40,6 +44,7 @@ __all__ = [
     "DROPPED_SUFFIX",
     "EVALUATIONS_FOLDER",
     "EVENTS_PREFIX",
+    "EXPORTS_FOLDER",
     "HEZAR_CONFIG_FILE",
     "HUB_FILE",
     "HUB_STAGING_FOLDER",
@@ -64,7 +69,9 @@ __all__ = [
     "TRASH_PREFIX",
     "RunLayout",
     "is_run",
+    "refuse_dirs_outside",
     "step_name",
+    "step_of",
 ]
 
 PLAN_FILE = "plan.json"
@@ -81,6 +88,8 @@ COMPARISON_FILE = "comparison.html"
 """A page about several runs: it lies where the command was given, unless that is the folder of one of them."""
 
 EVALUATIONS_FOLDER = "evaluations"
+EXPORTS_FOLDER = "exports"
+"""For what a user's own `save()` writes beside each checkpoint."""
 PREVIOUS_FOLDER = "previous"
 HUB_STAGING_FOLDER = ".hub"
 CHECKPOINTS_FOLDER: str = TrainerConfig.checkpoints_dir
@@ -102,6 +111,16 @@ MODEL_CONFIG_FOLDER = "model_config"
 HEZAR_CONFIG_FILE = "model_config.yaml"
 """A model's config in the form of the hezar library; transformers has names of its own."""
 
+LOG_SUFFIXES = (".json", ".jsonl")
+WRITTEN = (
+    *(LOCK_FILE, LEDGER_FILE, f"{LEDGER_FILE}{DROPPED_SUFFIX}", PLAN_FILE, RECIPE_FILE, STARTS_FILE, BEST_FILE),
+    *(HUB_FILE, CONFIG_FILE, EVALUATIONS_FOLDER, HUB_STAGING_FOLDER),
+)
+"""What a run writes, cuts or deletes under a fixed name; reports and pictures only ever take the place of another."""
+
+TAG_DIGITS = 12
+"""Of the hash that tells a run's folder of logs or checkpoints from that of another run."""
+
 TEMPORARY_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 DAMAGED_PREFIX = ".damaged-"
@@ -112,6 +131,11 @@ REPLACED_PREFIX = ".replaced-"
 def step_name(step: int) -> str:
     """Return the name of what belongs to a step: a checkpoint, an evaluation's record or pictures."""
     return f"{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a name stands for, under any zero padding; None for any other name."""
+    return int(name) if name.isascii() and name.isdigit() else None
 
 
 def is_run(folder: Path) -> bool:
@@ -131,9 +155,10 @@ class RunLayout:
     ) -> None:
         """Lay out the run at `root`; `config` is where its config is, if not under the usual name."""
         self.root = Path(root)
-        self.checkpoints = self.root / checkpoints_dir
-        self.all_logs = self.root / logs_dir
+        self.checkpoints = _folder_of(self.root, checkpoints_dir)
+        self.all_logs = _folder_of(self.root, logs_dir)
         self.evaluations = self.root / EVALUATIONS_FOLDER
+        self.exports = self.root / EXPORTS_FOLDER
         self.ledger = self.root / LEDGER_FILE
         self.plan = self.root / PLAN_FILE
         self.config = self.root / CONFIG_FILE if config is None else config
@@ -172,8 +197,43 @@ class RunLayout:
         return self.all_logs / f"{stamp}_{host}"
 
     def logs(self, logs_dir: str | None) -> Path:
-        """Return the folder of the logs that a state names (`TrainerState.logs_dir`), or a new one."""
-        return self.root / logs_dir if logs_dir else self.new_logs()
+        """Return the folder of the logs that a state names (`TrainerState.logs_dir`), or a new one.
+
+        A state comes from a file: of a folder that is not this run's own it is not believed.
+        """
+        return self.root / logs_dir if logs_dir and self.owns(logs_dir) else self.new_logs()
+
+    def owns(self, name: str | os.PathLike[str]) -> bool:
+        """Tell whether a path, by its words, is inside the run's folder or inside the run's own folder of logs."""
+        path = _absolute(self.root / name)
+        return any(path.is_relative_to(_absolute(folder)) for folder in (self.root, self.all_logs))
+
+    def is_log(self, path: Path) -> bool:
+        """Tell whether a path, by its words, is a file that grows while the run trains: the ledger, or one of the logs.
+
+        Logs of an earlier start may lie in another folder of the run, if the config has named another since.
+        """
+        whole = _absolute(path)
+        if whole == _absolute(self.ledger):
+            return True
+        is_other = any(whole.is_relative_to(_absolute(one)) for one in self._not_logs())
+        return (
+            self.owns(whole) and whole.suffix in LOG_SUFFIXES and whole.parent != _absolute(self.root) and not is_other
+        )
+
+    def _not_logs(self) -> tuple[Path, ...]:
+        return (self.checkpoints, self.evaluations, self.exports, self.previous, self.hub_staging)
+
+    def refuse_links(self) -> None:
+        """Raise if something of the run that is written, cut or deleted is a link, or holds one."""
+        refuse_links(self.root, WRITTEN)
+        refuse_links(self.root, (PREVIOUS_FOLDER, EXPORTS_FOLDER), deeply=False)
+        for folder in (self.checkpoints, self.all_logs):
+            inside = _relative(self.root, folder)
+            if inside is None:
+                refuse_links(folder.parent, [folder.name])
+            elif inside != Path():
+                refuse_links(self.root, [inside])
 
     def log_files(self, name: str) -> list[Path]:
         """Return the files of a name in all folders of logs, oldest first."""
@@ -186,6 +246,10 @@ class RunLayout:
     def pictures(self, step: int) -> Path:
         """Name the folder of the pictures that belong to an evaluation."""
         return self.evaluations / step_name(step)
+
+    def export(self, step: int) -> Path:
+        """Name the folder that a user's own `save()` is given beside a checkpoint."""
+        return self.exports / step_name(step)
 
     def evaluation_records(self) -> dict[int, Path]:
         """Return the records of all evaluations by their steps, ascending."""
@@ -204,7 +268,46 @@ def _find_config(root: Path) -> Path:
     return found[-1]
 
 
+def refuse_dirs_outside(root: Path, settings: Mapping[str, Any], given: Iterable[str] = ()) -> None:
+    """Raise if a run's own config sends logs or checkpoints out of the run, to where it has never written.
+
+    `given` are the settings that the user names now ("logs_dir=..."): those are the user's word, not the file's.
+    """
+    named = {one.partition("=")[0].strip() for one in given}
+    for name in {"checkpoints_dir", "logs_dir"} - named:
+        outside = settings.get(name)
+        if not outside or _relative(root, root / str(outside)) is not None:
+            continue
+        if not (folder := _folder_of(root, str(outside))).is_dir():
+            raise ConfigError(
+                f"{root / CONFIG_FILE}: {name}={str(outside)!r} leads out of {root}, and this run has never written "
+                f"there ({folder} is not there). If it is yours, say so: {name}={outside}; what lies there from before "
+                f"belongs in {folder}."
+            )
+
+
+def _folder_of(root: Path, given: str | os.PathLike[str]) -> Path:
+    """Return where a folder is: as given if that is inside the run, else the run's own folder in there."""
+    inside = _relative(root, root / given)
+    if inside is not None:
+        return root / inside
+    resolved = root.resolve()
+    tag = hashlib.sha256(os.fsencode(resolved)).hexdigest()[:TAG_DIGITS]
+    return root / given / f"{resolved.name or 'run'}-{tag}"
+
+
+def _relative(root: Path, path: Path) -> Path | None:
+    """Return a path from the root on; None if its words lead out of it."""
+    whole, top = _absolute(path), _absolute(root)
+    return whole.relative_to(top) if whole.is_relative_to(top) else None
+
+
+def _absolute(path: Path) -> Path:
+    # By its words alone: a link inside the folder must not decide what is inside.
+    return Path(os.path.abspath(path))
+
+
 def _by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
     """Return what is named after a step, under any zero padding, by step."""
-    named = ((path.name.removesuffix(suffix), path) for path in folder.glob(f"*{suffix}"))
-    return dict(sorted((int(name), path) for name, path in named if name.isascii() and name.isdigit()))
+    named = ((step_of(path.name.removesuffix(suffix)), path) for path in folder.glob(f"*{suffix}"))
+    return dict(sorted((step, path) for step, path in named if step is not None))

@@ -53,7 +53,8 @@ OWNERS = {
     "click": {"cli"},
 }
 TORCH_FREE = {
-    *("__init__", "__main__", "errors", "types", "run_folder", "config", "plan", "state", "run_layout", "recipes", "cli")
+    *("__init__", "__main__", "errors", "types", "run_folder", "config", "plan", "state", "run_layout"),
+    *("recipes", "cli"),
 }
 HEAVY = {"torch", "numpy", "accelerate", "safetensors", "transformers", "datasets"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}

@@ -21,6 +21,7 @@ from types import TracebackType
 
 from hezar_train.checkpoint.manifest import make_folder_durably
 from hezar_train.errors import RunLockedError
+from hezar_train.run_folder import open_file
 
 __all__ = ["RunLock"]
 
@@ -37,7 +38,8 @@ class RunLock:
     """Hold a run's folder while the context lasts."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).resolve()
+        folder, name = os.path.split(path)
+        self.path = Path(folder).resolve() / name  # links on the way are followed, one in the lock's place is not
         self._descriptor: int | None = None
         self._owner_pid = -1
 
@@ -55,7 +57,7 @@ class RunLock:
         if _held_by_pid.get(self.path) == os.getpid():
             raise RunLockedError(self._refusal("another trainer of this very process"))
         make_folder_durably(self.path.parent)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = open_file(self.path, os.O_RDWR | os.O_CREAT)
         try:
             self._lock(descriptor)
         except BaseException:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -238,10 +239,12 @@ def write_file_durably(path: Path, parts: Iterable[bytes | memoryview]) -> FileR
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file whole or not at all, in place of one that may be there."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)  # of a killed process
-    write_file_durably(temporary, parts)
-    rename_durably(temporary, path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        write_file_durably(temporary, parts)
+        rename_durably(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # half a file would only keep the disk full
 
 
 def sync_and_hash_folder(folder: Path) -> dict[str, FileRecord]:

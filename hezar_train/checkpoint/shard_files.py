@@ -45,9 +45,21 @@ from hezar_train.run_folder import read_file
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["FILES", "Box", "Place", "ShardIndex", "local_part", "place_of", "whole", "write_shards"]
+__all__ = [
+    "FILES",
+    "INDEX_NAME",
+    "SHARD_NAME",
+    "Box",
+    "Place",
+    "ShardIndex",
+    "local_part",
+    "place_of",
+    "whole",
+    "write_shards",
+]
 
 FILES = {"model": MODEL_FILE, "optimizer": OPTIMIZER_FILE}
+SHARD_NAME = re.compile(r"(?:model|optimizer)\.shard-\d{5,}-of-\d{5,}\.safetensors")
 INDEX_NAME = re.compile(r"shards-(\d{5,}-of-\d{5,})\.json")
 
 
@@ -218,8 +230,8 @@ class ShardIndex:
             index = parse_json(read_file(self._folder / name, MOST_JSON_BYTES), name)
         except OSError as error:
             raise CheckpointError(f"{name} cannot be read: {error}") from error
-        if not isinstance(index, dict) or index.keys() != FILES.keys():
-            raise CheckpointError(f"{name} must tell of {' and '.join(FILES)}")
+        if not isinstance(index, dict) or not index.keys() <= FILES.keys():
+            raise CheckpointError(f"{name} tells of other things than {' and '.join(FILES)}")
         for part, boxes in index.items():
             file = _shard_name(part, number)
             if not isinstance(boxes, dict) or file not in listed:

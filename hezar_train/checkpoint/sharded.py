@@ -20,6 +20,7 @@ import errno
 import functools
 import json
 import os
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -341,7 +342,7 @@ def load_whole(model: nn.Module, tensors: Mapping[str, Tensor], meta: Any) -> No
 def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
     """Write the model of a checkpoint as one plain safetensors file; one process does it, in its own memory."""
     target = Path(path)
-    temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}-{os.getpid()}")
+    temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}-{secrets.token_hex(6)}")
     try:
         write_file_durably(temporary, tensor_file(checkpoint.shards.read_whole("model")))
         rename_durably(temporary, target)

@@ -7,8 +7,8 @@ verified; `CheckpointStore` is the run's folder of them: names, publication, the
 
 This module owns which value lives in which file (the table is in the package's docstring) and the names in the folder:
 `00000120` is the checkpoint of step 120 (any zero padding is read), names that start with a dot are not checkpoints. It
-refuses to hand out anything that has not been verified, to rewrite a checkpoint that verifies, to delete the newest,
-and to answer "there is none" where there were some.
+refuses to hand out anything that has not been verified, to rewrite a checkpoint that verifies, to delete the newest or
+a folder that has no manifest of ours, and to answer "there is none" where there were some.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -47,21 +48,26 @@ from hezar_train.checkpoint.manifest import (
     Draft,
     Manifest,
     make_folder_durably,
+    read_manifest,
     remove_folder,
     rename_durably,
     verify,
 )
 from hezar_train.checkpoint.modules import check_meta, module_state, refuse_missing_tensors
-from hezar_train.checkpoint.shard_files import ShardIndex
+from hezar_train.checkpoint.shard_files import SHARD_NAME, ShardIndex
 from hezar_train.errors import CheckpointError
 from hezar_train.run_folder import read_file
 from hezar_train.run_layout import (
+    CHECKPOINTS_FOLDER,
     DAMAGED_PREFIX,
     DROPPED_PREFIX,
+    MODEL_CONFIG_FOLDER,
+    PREPROCESSOR_FOLDER,
     REPLACED_PREFIX,
     TEMPORARY_PREFIX,
     TRASH_PREFIX,
     step_name,
+    step_of,
 )
 
 __all__ = [
@@ -77,6 +83,11 @@ __all__ = [
 ]
 
 SECTIONS = ("state", "model", "optimizer", "extra")  # of trainer_state.json
+HIDDEN_NAME = re.compile(rf"(?:{re.escape(TEMPORARY_PREFIX)}|{re.escape(TRASH_PREFIX)}).+-[0-9]+")
+OWN_NAMES = frozenset({
+    *(MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE, MANIFEST_FILE),
+    *(PREPROCESSOR_FOLDER, MODEL_CONFIG_FOLDER, CHECKPOINTS_FOLDER),  # the last of a download
+})  # fmt: skip
 MOST_TEXT_BYTES = 64 << 20  # of a config, a vocabulary
 EXTRA_PREFIX = "extra"  # of the names of its tensors
 
@@ -320,14 +331,20 @@ class CheckpointStore:
         except CheckpointError as error:
             raise CheckpointError(f"the checkpoint {folder} is damaged: {error}. {self._advice()}") from error
 
-    def newest(self) -> tuple[Checkpoint | None, list[Rejected]]:
-        """Return the newest checkpoint that verifies and those passed over; None only if there never was one."""
+    def newest(self, check: Callable[[Checkpoint], None] = lambda _: None) -> tuple[Checkpoint | None, list[Rejected]]:
+        """Return the newest checkpoint that verifies and those passed over; None only if there never was one.
+
+        `check` may raise a `CheckpointError` for one that verifies and yet cannot be used.
+        """
         rejected: list[Rejected] = []
         for step, folder in reversed(self._folders()):
             try:
-                return self._open_as(step, folder), rejected
+                found = self._open_as(step, folder)
+                check(found)
             except CheckpointError as error:
                 rejected.append(Rejected(folder, str(error)))
+            else:
+                return found, rejected
         rejected += [Rejected(folder, "was set aside as damaged") for folder in self._hidden(DAMAGED_PREFIX)]
         if rejected:
             reasons = "\n".join(f"  {one.path.name}: {one.reason}" for one in rejected)
@@ -364,22 +381,23 @@ class CheckpointStore:
     def prune(self, keep: int | None, protect: Collection[int] = ()) -> list[int]:
         """Delete all but the newest `keep` and the protected checkpoints; return the steps deleted."""
         surplus = to_delete(self.steps(), keep, protect)
-        for step, folder in self._folders():
-            if step in surplus:
-                # Renamed first: a half deleted folder must not look like a damaged checkpoint.
-                self._remove(self._set_aside(folder, TRASH_PREFIX))
-        return surplus
+        deleted = [one for one in self._folders() if one[0] in surplus and _is_ours(*one)]
+        for _, folder in deleted:
+            # Renamed first: a half deleted folder must not look like a damaged checkpoint.
+            self._remove(self._set_aside(folder, TRASH_PREFIX))
+        return sorted({step for step, _ in deleted})
 
     def clean(self) -> list[str]:
         """Remove what killed writers left behind; return the names."""
-        leftovers = [*self._hidden(TEMPORARY_PREFIX), *self._hidden(TRASH_PREFIX)]
+        hidden = [*self._hidden(TEMPORARY_PREFIX), *self._hidden(TRASH_PREFIX)]
+        leftovers = [folder for folder in hidden if _is_leftover(folder)]
         for folder in leftovers:
             self._remove(folder)
         return [folder.name for folder in leftovers]
 
     def set_aside(self, rejected: Iterable[Rejected]) -> list[Path]:
         """Rename damaged checkpoints, so that they do not count for retention any more; return the new paths."""
-        return [self._set_aside(one.path, DAMAGED_PREFIX) for one in rejected if _is_numeric(one.path.name)]
+        return [self._set_aside(one.path, DAMAGED_PREFIX) for one in rejected if step_of(one.path.name) is not None]
 
     def drop_after(self, step: int) -> list[Path]:
         """Rename all checkpoints newer than `step`: a run that leaves their history must not find them later."""
@@ -412,8 +430,11 @@ class CheckpointStore:
     def _folders(self) -> list[tuple[int, Path]]:
         if not self.root.is_dir():
             return []
-        numeric = [path for path in self.root.iterdir() if _is_numeric(path.name) and path.is_dir()]
-        return sorted((int(path.name), path) for path in numeric)
+        numeric = ((step_of(path.name), path) for path in self.root.iterdir())
+        # A link is none: what is renamed and deleted here must lie here.
+        return sorted(
+            (step, path) for step, path in numeric if step is not None and path.is_dir() and not path.is_symlink()
+        )
 
     def _hidden(self, prefix: str) -> list[Path]:
         return sorted(self.root.glob(f"{prefix}*"))
@@ -443,8 +464,21 @@ def to_delete(steps: Iterable[int], keep: int | None, protect: Collection[int] =
     return [step for step in surplus if step not in protect]
 
 
-def _is_numeric(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+def _is_ours(step: int, folder: Path) -> bool:
+    """Tell whether a folder is a checkpoint of a step, whole or not: whether its manifest says so."""
+    try:
+        return read_manifest(folder).step == step
+    except CheckpointError as error:
+        logger.warning("%s is older than save_total_limit allows, but is left alone: %s", folder, error)
+        return False
+
+
+def _is_leftover(folder: Path) -> bool:
+    """Tell whether a hidden folder holds what a save writes, or nothing: others may have hidden folders, too."""
+    if not HIDDEN_NAME.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    return not names or any(name in OWN_NAMES or SHARD_NAME.fullmatch(name) for name in names)
 
 
 def write_checkpoint(path: Path, parts: Contents, step: int) -> Path:
@@ -456,8 +490,7 @@ def write_checkpoint(path: Path, parts: Contents, step: int) -> Path:
     if path.exists() and not (path / MANIFEST_FILE).exists():
         raise CheckpointError(f"{path} is there and is not a checkpoint: give a path that does not exist yet")
     make_folder_durably(path.parent)
-    draft = Draft(path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}"))
-    remove_folder(draft.folder)  # of a killed process that had our number
+    draft = Draft(path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}-{time.monotonic_ns()}"))
     draft.folder.mkdir()
     try:
         parts.write(draft)
@@ -486,6 +519,8 @@ def put_back(path: Path) -> None:
 def _put_in_place(draft: Path, final: Path) -> None:
     # A folder cannot be renamed onto one with files in it: the old one goes aside first, where `put_back` looks for it.
     replaced = final.with_name(REPLACED_PREFIX + final.name)
+    if replaced.exists() and not (replaced / MANIFEST_FILE).is_file():
+        raise CheckpointError(f"{replaced} is there and is not a checkpoint that was replaced: move it away")
     if final.exists():
         remove_folder(replaced)
         rename_durably(final, replaced)

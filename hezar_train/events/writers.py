@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import shutil
 import sys
 import threading
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from hezar_train.config.files import fsync_folder, is_disk_full
 from hezar_train.errors import DataError
 from hezar_train.events.storage import RESERVED_NAMES, EventStorage, Histogram, Image, Row, get_event_storage
+from hezar_train.run_folder import open_file
 from hezar_train.run_layout import CSV_FILE, DROPPED_SUFFIX, METRICS_FILE
 
 if TYPE_CHECKING:
@@ -148,7 +150,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     path = Path(path)
     if not path.exists():
         return []
-    with path.open("rb") as file:
+    with os.fdopen(open_file(path, follow_links=True), "rb") as file:
         return [_row_of(path, number, line) for number, line in enumerate(file, start=1) if line.endswith(b"\n")]
 
 
@@ -156,9 +158,16 @@ def _row_of(path: Path, number: int, line: bytes) -> Row:
     try:
         record = json.loads(line)
         step, epoch, seconds = (record.pop(name) for name in RESERVED_NAMES)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{path}, line {number} is not a logged row: {line[:80]!r}") from None
+        is_row = _are_of(int, (step, epoch)) and _are_of(int | float, (seconds, *record.values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_row = False
+    if not is_row:
+        raise DataError(f"{path}, line {number} is not a logged row: {line[:80]!r}")
     return Row(step, epoch, seconds, record)
+
+
+def _are_of(kind: Any, values: Iterable[Any]) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 class CSVWriter(FileWriter):
@@ -217,7 +226,7 @@ class CSVWriter(FileWriter):
         return True
 
     def _replace(self, columns: list[str], content: bytes) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}.tmp")
         try:
             temporary.write_bytes(content)  # not synced: the loop waits here, and a resume makes the table anew
         except OSError:
@@ -412,7 +421,7 @@ class AppendFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             keep_until(self.path, self.path.stat().st_size)
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.size = os.fstat(self._descriptor).st_size
         self._pending: list[bytes] = []
         self._open = True
@@ -486,7 +495,7 @@ def keep_until(path: str | os.PathLike[str], size: int) -> int:
     path = Path(path)
     if not path.exists():
         return -size
-    with path.open("r+b") as file:
+    with os.fdopen(open_file(path, os.O_RDWR), "r+b") as file:
         length = file.seek(0, os.SEEK_END)
         kept = _end_of_last_line(file, min(size, length))
         if kept < length:
@@ -514,7 +523,7 @@ def _end_of_last_line(file: BinaryIO, limit: int) -> int:
 
 def _move_tail(file: BinaryIO, start: int, dropped_path: Path) -> None:
     file.seek(start)
-    with dropped_path.open("ab") as dropped:
+    with os.fdopen(open_file(dropped_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as dropped:
         shutil.copyfileobj(file, dropped)
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":

@@ -11,7 +11,8 @@
 `stage` gives a push files that nobody changes under it: checkpoints, which are written once, as hard links (copies
 where the file system has no links), so that retention may delete them meanwhile; records, which grow, as copies. They
 lie in the run's folder, under `.hub`, and are removed after the push. A checkpoint that vanished before it could be
-staged is superseded: a newer one exists. Nothing here opens a socket.
+staged is superseded: a newer one exists. A run with a link in it is refused: a link would send any file of the user to
+the Hub. Nothing here opens a socket.
 
 A checkpoint holds the model's own config (`model_config_writer`), so that nothing but the folder is needed.
 """
@@ -36,6 +37,7 @@ from hezar_train.checkpoint.shard_files import INDEX_NAME, ShardIndex
 from hezar_train.config.files import read_json, read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.report import curves_png
+from hezar_train.run_folder import open_file, plain_path, refuse_odd_file
 from hezar_train.run_layout import (
     BEST_FILE,
     CHECKPOINTS_FOLDER,
@@ -89,6 +91,7 @@ class SavedRun:
 
     def __init__(self, root: Path) -> None:
         self.layout = RunLayout.at(root)
+        self.layout.refuse_links()
         self.settings: dict[str, Any] = read_mapping(self.layout.config)
         self.store = CheckpointStore(self.layout.checkpoints)
 
@@ -179,7 +182,7 @@ def remove_leftovers(run: SavedRun) -> None:
     """Remove what pushes of processes that are gone left behind on this host."""
     for folder in run.layout.hub_staging.glob(f"{PUSH_PREFIX}*"):
         host, _, pid = folder.name.removeprefix(PUSH_PREFIX).rpartition("-")[0].rpartition("-")
-        if host == _host() and pid.isdigit() and not _is_alive(int(pid)):
+        if host == _host() and pid.isascii() and pid.isdigit() and not _is_alive(int(pid)):
             remove_folder(folder)
 
 
@@ -196,7 +199,7 @@ def _host() -> str:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the latter: no process can have that number
         return False
     except PermissionError:
         return True
@@ -208,7 +211,7 @@ def _link_checkpoint(run: SavedRun, step: int, folder: Path, *, verified: bool) 
     try:
         manifest = read_manifest(source)
         for name in [*manifest.files, MANIFEST_FILE]:
-            _link(source / name, target / name)
+            _link(plain_path(source, name), target / name)
     except (CheckpointError, FileNotFoundError) as error:
         if not source.exists():
             raise SupersededError(f"the checkpoint of step {step} is not there any more") from None
@@ -221,11 +224,17 @@ def _link_checkpoint(run: SavedRun, step: int, folder: Path, *, verified: bool) 
 def _link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(source, target)
+        refuse_odd_file(source)
+        os.link(source, target, follow_symlinks=False)
     except OSError as error:
         if error.errno not in NO_LINKS_ERRNOS:
             raise
-        shutil.copyfile(source, target)
+        _copy(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with os.fdopen(open_file(source), "rb") as file, target.open("xb") as copy_of_it:
+        shutil.copyfileobj(file, copy_of_it)
 
 
 def _root_files(checkpoint: Path, names: PushNames) -> dict[str, Path]:
@@ -281,7 +290,7 @@ def _copies(found: dict[str, Path], folder: Path) -> dict[str, Path]:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copyfile(source, target)
+            _copy(source, target)
         except FileNotFoundError:  # a run without it, or a file that a resume has just put aside
             continue
         files[name] = target

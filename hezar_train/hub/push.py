@@ -43,7 +43,8 @@ from hezar_train.hub.layout import (
     remove_leftovers,
     stage,
 )
-from hezar_train.run_layout import MANIFEST_FILE, step_name
+from hezar_train.run_folder import read_file
+from hezar_train.run_layout import MANIFEST_FILE, step_name, step_of
 
 __all__ = [
     "DONE",
@@ -205,7 +206,7 @@ class Push:
 
     def _checkpoint_steps(self) -> set[int]:
         folders = {Path(name).parts[1] for name in self.staged.files if name.startswith(f"{CHECKPOINTS_FOLDER}/")}
-        return {int(folder) for folder in folders if folder.isdigit()}
+        return {step for folder in folders if (step := step_of(folder)) is not None}
 
     def _missing(self, head: Head) -> dict[str, Path]:
         """Leave out older checkpoints that this run has pushed and that are there: their hashes need no second look."""
@@ -225,7 +226,7 @@ class Push:
         try:
             repository.download(f"{LAST}/{MANIFEST_FILE}", folder, head.oid)
             listed = {f"{LAST}/{name}" for name in read_manifest(folder / LAST).files}
-        except (CheckpointError, TypeError, KeyError, AttributeError):
+        except CheckpointError:
             return []  # not ours: nothing is deleted
         finally:
             remove_folder(folder)
@@ -322,6 +323,13 @@ def _try_often(attempt: Callable[[], T], max_attempts: int, pace: Pace) -> T:
     return attempt()
 
 
+def _entry(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of the record; the steps in it are numbers, or are left out."""
+    steps = [step for step in found.get("checkpoints") or [] if type(step) is int]
+    step = found.get("step")
+    return {**found, "checkpoints": steps, "step": step if type(step) is int else -1}
+
+
 class HubRecord:
     """Append to the record of a run; several threads may."""
 
@@ -343,9 +351,9 @@ class HubRecord:
     def entries(self) -> list[dict[str, Any]]:
         """Return all entries; none where the file is missing or cannot be read."""
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            return [dict(one) for one in content["pushes"]]
-        except (OSError, ValueError, KeyError, TypeError):
+            content = json.loads(read_file(self.path))
+            return [_entry(one) for one in content["pushes"]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return []
 
     def done(self, repo_id: str, revision: str | None) -> list[list[int]]:

@@ -50,9 +50,13 @@ class RunFiles:
     ) -> None:
         """Open them, those of `build_writers` last; if one cannot be opened, those before it are closed again."""
         logs = folder.logs(state.logs_dir)
-        state.logs_dir = str(logs.relative_to(folder.root))
-        kept = self._drop_what_follows(folder, state, logs)
+        if state.logs_dir and not folder.owns(state.logs_dir):
+            logger.warning(
+                "the checkpoint names the logs %s, outside this run: new ones begin in %s", state.logs_dir, logs
+            )
+        state.logs_dir = str(logs.relative_to(folder.root) if logs.is_relative_to(folder.root) else logs.absolute())
         self._root, self._storage = folder.root, storage
+        kept = self._drop_what_follows(folder, state, logs)
         self._tracking: Accelerator | None = None
         self.ledger = Ledger(folder.ledger)
         try:
@@ -99,6 +103,12 @@ class RunFiles:
         is_inside = path.resolve().is_relative_to(self._root.resolve())
         return str(path.resolve().relative_to(self._root.resolve()) if is_inside else path.resolve())
 
+    def _is_cut(self, folder: RunFolder, name: str) -> bool:
+        """Tell whether a file is the run's ledger, one of its logs, or that of a writer which was given just now."""
+        path = folder.root / name
+        own = (one for one in self._storage.writers if isinstance(one, JSONLinesWriter))
+        return folder.is_log(path) or any(self._name_of(one.path) == name for one in own)
+
     @property
     def has_pending(self) -> bool:
         """Tell whether lines wait for room on the disk."""
@@ -125,13 +135,14 @@ class RunFiles:
         for tracker in started:
             tracker.finish()
 
-    @staticmethod
-    def _drop_what_follows(folder: RunFolder, state: TrainerState, logs: Path) -> list[Row] | None:
+    def _drop_what_follows(self, folder: RunFolder, state: TrainerState, logs: Path) -> list[Row] | None:
         """Cut the files back to the checkpoint; return the rows kept, None at a fresh start."""
         if state.global_step == 0:
             return None
         for name, size in state.files.items():
-            if (surplus := keep_until(folder.root / name, size)) < 0:
+            if not self._is_cut(folder, name):
+                logger.warning("the checkpoint knows the size of %s, which is no log of this run: it stays", name)
+            elif (surplus := keep_until(folder.root / name, size)) < 0:
                 logger.warning("%s lacks %d bytes of what the checkpoint knew: part of it is lost", name, -surplus)
         folder.drop_evaluations_after(state.global_step)
         return read_rows(logs / METRICS_FILE)
