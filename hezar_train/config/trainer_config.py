@@ -125,7 +125,19 @@ class TrainerConfig(  # the last parent's fields come first
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.fields():
             raise ConfigError(unknown_field(name, self.fields()))
+        if self.__dict__.get("_is_followed"):
+            raise ConfigError(
+                f"{name}={value!r} was assigned to the config of a trainer that is built, which would not look at it. "
+                "Change a copy: trainer.reconfigure(copy.deepcopy(trainer.config).update(...)); or build a new Trainer."
+            )
         super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_is_followed"}  # a copy may be changed
+
+    def freeze(self) -> None:
+        """Refuse assignments from now on, because a trainer has been built by this config; copies are free."""
+        self.__dict__["_is_followed"] = True
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TrainerConfig):

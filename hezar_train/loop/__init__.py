@@ -1,11 +1,12 @@
 """The loop: one walk, its moments, the hooks at them, and what a step knows."""
 
-from hezar_train.loop.context import LIFECYCLE, Alias, Context, CtxVar, Lifecycle, Step, lifecycle
+from hezar_train.loop.context import LIFECYCLE, Alias, Context, CtxVar, Fixed, Lifecycle, Step, lifecycle
 from hezar_train.loop.hooks import (
     HOOK_TRIGGER,
     TRIGGER,
     Hook,
     HookCall,
+    HookList,
     HookSet,
     Moment,
     insert_hook,
@@ -25,8 +26,10 @@ __all__ = [
     "CtxVar",
     "EpochBatches",
     "Fit",
+    "Fixed",
     "Hook",
     "HookCall",
+    "HookList",
     "HookSet",
     "Lifecycle",
     "Loop",

@@ -2,8 +2,9 @@
 
 `Step` declares everything that one step knows. `Context` is what hooks see: the step's names, a stack of frames so that
 routines nest, and shared names (model, config, state, ...) that live as long as the trainer. A name that is set belongs
-to the innermost frame and vanishes with it; `CtxVar` gives it a shorter life. A shared name may be a function of the
-context: an alias. Nothing here is ever saved.
+to the innermost frame and vanishes with it; `CtxVar` gives it a shorter life, `keep_names` a longer one. A shared name
+may be a function of the context: an `Alias`. What a hook assigns is what the loop then uses, or it is refused: a name
+that the loop would not read again is `Fixed`. Nothing here is ever saved.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from hezar_train.data import Window
+from hezar_train.errors import HookError
 from hezar_train.types import Mode
 
-__all__ = ["LIFECYCLE", "Alias", "Context", "CtxVar", "Lifecycle", "Step", "lifecycle"]
+__all__ = ["LIFECYCLE", "Alias", "Context", "CtxVar", "Fixed", "Lifecycle", "Step", "lifecycle"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,8 +44,8 @@ class Step:
     """
 
     __slots__ = (
-        "applied", "batch", "batch_in_window", "closes_window", "cur_batch_i", "grad_norm", "is_loss_noted", "loss",
-        "loss_regular", "loss_value", "outputs", "window", "window_loss",
+        "applied", "batch", "batch_in_window", "closes_window", "cur_batch_i", "grad_norm", "is_loss_noted", "is_own",
+        "is_weighed", "loss", "loss_regular", "loss_task", "loss_value", "outputs", "window", "window_loss",
     )  # fmt: skip
 
     window: Window
@@ -61,6 +63,8 @@ class Step:
     """The loss of the micro-batch, with its graph; until the batch ends."""
     loss_regular: Any
     """What a regulariser adds to it; until the batch ends."""
+    loss_task: Any
+    """What is trained on instead of both, if a hook assigned it; until the batch ends."""
     window_loss: Any
     """The weighted loss of the window's micro-batches so far, on the device."""
     is_loss_noted: bool
@@ -71,6 +75,10 @@ class Step:
     """The norm of the update's gradients before they are clipped; until the next update."""
     applied: bool
     """Whether the optimizer has stepped; a scaler may skip an update."""
+    is_own: bool
+    """Whether the user's own code has stepped it, so that the step is taken."""
+    is_weighed: bool
+    """Whether the user's own backward went through `accelerator.backward`, which weighs the loss."""
 
     def __init__(self) -> None:
         for name in Step.__slots__:
@@ -78,10 +86,13 @@ class Step:
 
 
 STEP_NAMES = frozenset(Step.__slots__)
-BATCH_NAMES = frozenset({"batch", "outputs", "loss", "loss_regular"})
+BATCH_NAMES = frozenset({"batch", "outputs", "loss", "loss_regular", "loss_task"})
 """Names of a step that end with its batch."""
 MAY_BE_NONE = frozenset({"loss_value"})
 """Names of a step that hooks may read before they are known."""
+OF_THE_ROUTINE = frozenset({"mode", "split", "failed"})
+"""Names that every routine sets for itself."""
+INTERNAL = frozenset({"_frames", "_shared", "_lives", "_ways", "_keeps_names", "step"})
 STEP_IS_TAKEN = "ctx.step is what the step under way knows; choose another name"
 
 
@@ -95,9 +106,24 @@ class CtxVar:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A shared name whose value is worked out when it is read."""
+    """A shared name whose value is worked out when it is read; with `write`, hooks may assign it.
+
+    Without, what a hook assigns is a name of its own that hides the shared one.
+    """
 
     read: Callable[[Context], Any]
+    write: Callable[[Context, Any], object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A shared name that hooks may read and not assign, because nobody would look at it again; `way` says what to do.
+
+    Its value may be an `Alias`.
+    """
+
+    value: Any
+    way: str
 
 
 class Context:
@@ -108,7 +134,9 @@ class Context:
 
     def __init__(self, **shared: Any) -> None:
         own = self.__dict__
-        own["_frames"], own["_shared"], own["_lives"], own["step"] = [], shared, _new_lives(), Step()
+        own["_frames"], own["_shared"], own["_lives"], own["step"] = [], {}, _new_lives(), Step()
+        own["_ways"], own["_keeps_names"] = {}, False
+        self.share(shared)
 
     def __getattr__(self, name: str) -> Any:  # called only when the frame does not have the name
         own = self.__dict__
@@ -130,8 +158,14 @@ class Context:
             value = value.obj
         if name in STEP_NAMES:
             setattr(self.step, name, value)
-        elif name == "step":  # the loop would go on with another one than hooks see
+            return
+        if name == "step":  # the loop would go on with another one than hooks see
             raise AttributeError(STEP_IS_TAKEN)
+        if name in self._ways:
+            raise HookError(f"ctx.{name} was assigned, which would change nothing: it is read only. {self._ways[name]}")
+        shared = self._shared.get(name)
+        if type(shared) is Alias and shared.write is not None:
+            shared.write(self, value)
         else:
             self.__dict__[name] = value
 
@@ -165,7 +199,7 @@ class Context:
 
     def take(self, names: Iterable[str]) -> dict[str, Any]:
         """Take names out of the innermost frame; return what they had."""
-        own = self.__dict__.keys() - {"step"}
+        own = self.__dict__.keys() - INTERNAL
         taken = {name: getattr(self, name) for name in names if name in own or self._is_of_step(name)}
         for name in taken:
             delattr(self, name)
@@ -173,7 +207,22 @@ class Context:
 
     def share(self, values: Mapping[str, Any]) -> None:
         """Make names readable in every frame, for as long as the trainer lives."""
-        self._shared.update(values)
+        for name, value in values.items():
+            is_fixed = type(value) is Fixed
+            self._shared[name] = value.value if is_fixed else value
+            self._ways.pop(name, None)
+            if is_fixed:
+                self._ways[name] = value.way
+
+    def keep_names(self) -> None:
+        """Let names that are set live as long as the trainer, from frame to frame, unless a `CtxVar` says otherwise."""
+        self.__dict__["_keeps_names"] = True
+
+    def keys(self) -> list[str]:
+        """List the names that have a value at this moment."""
+        own = [name for name in self.__dict__ if name not in INTERNAL]
+        of_step = [name for name in Step.__slots__ if self._is_of_step(name)]
+        return list(dict.fromkeys([*own, *of_step, *self._shared]))
 
     def clear(self, life: Lifecycle | str) -> None:
         """Drop the variables of the innermost frame whose life ends now."""
@@ -204,18 +253,26 @@ class Context:
     def frame(self, mode: Mode, split: str) -> Iterator[None]:
         """Open a frame for a routine; it and everything set in it are gone when the routine ends, however it ends."""
         own = self.__dict__
-        outer = dict(own)
-        frames, shared = outer["_frames"], outer["_shared"]
-        frames.append(outer)
+        outer, kept = dict(own), self._kept()
+        outer["_frames"].append(outer)
         own.clear()
-        own.update(
-            _frames=frames, _shared=shared, _lives=_new_lives(), step=Step(), mode=mode, split=split, failed=None
-        )
+        own.update({name: outer[name] for name in INTERNAL} | kept)
+        own.update(_lives=_new_lives(), step=Step(), mode=mode, split=split, failed=None)
         try:
             yield
         finally:
+            kept_now = self._kept()
             own.clear()
-            own.update(frames.pop())
+            own.update({name: value for name, value in outer["_frames"].pop().items() if name not in kept})
+            own.update(kept_now)
+
+    def _kept(self) -> dict[str, Any]:
+        """Return what goes on from frame to frame: nothing, unless names are to be kept."""
+        if not self._keeps_names:
+            return {}
+        limited = set[str]().union(*(names for life, names in self._lives.items() if life != Lifecycle.NONE))
+        left_out = INTERNAL | OF_THE_ROUTINE | limited
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def _is_of_step(self, name: str) -> bool:
         return name in STEP_NAMES and getattr(self.step, name) is not None

@@ -2,16 +2,17 @@
 
 A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
 own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
-Hooks watch and ask; one default hook, always last, does what is due.
+Hooks watch and ask; one default hook, always last, does what is due. It and the one that counts are required: they can
+be listed and not removed, because without them no run would end.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from hezar_train.errors import HookError, choices, suggestion
 from hezar_train.loop.context import Context
@@ -25,6 +26,7 @@ __all__ = [
     "TRIGGER",
     "Hook",
     "HookCall",
+    "HookList",
     "HookSet",
     "Moment",
     "insert_hook",
@@ -133,6 +135,74 @@ class _Entry:
     name: str
     call: HookCall
     is_last: bool = False
+    is_required: bool = False
+
+
+class HookList(MutableSequence[HookCall]):
+    """The hooks of one moment as a list of functions, in the order they run; what is changed in it is changed there."""
+
+    def __init__(self, entries: list[_Entry], moment: Moment) -> None:
+        self._entries, self._moment = entries, moment
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> HookCall: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[HookCall]: ...
+    def __getitem__(self, index: int | slice) -> HookCall | list[HookCall]:
+        found = self._entries[index]
+        return [entry.call for entry in found] if isinstance(found, list) else found.call
+
+    @overload
+    def __setitem__(self, index: int, value: HookCall) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, value: Iterable[HookCall]) -> None: ...
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        changed = list(self._entries)
+        if isinstance(index, slice):
+            changed[index] = [_entry_of(one) for one in value]
+        else:
+            changed[index] = _entry_of(value)
+        self._take(changed)
+
+    def __delitem__(self, index: int | slice) -> None:
+        changed = list(self._entries)
+        del changed[index]
+        self._take(changed)
+
+    def insert(self, index: int, value: HookCall) -> None:
+        """Add a hook before a position; none comes after the hook that does what is due."""
+        end = sum(not entry.is_last for entry in self._entries)
+        self._entries.insert(min(index, end) if index >= 0 else index, _entry_of(value))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, HookList | list | tuple) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _take(self, changed: list[_Entry]) -> None:
+        for entry in self._entries:
+            if entry.is_required and entry not in changed:
+                raise HookError(_needed(entry.name, self._moment))
+        self._entries[:] = changed
+
+
+def _entry_of(call: HookCall) -> _Entry:
+    if not callable(call):
+        raise HookError(f"a hook is a {type(call).__name__}; expected a function of the context, f(ctx)")
+    return _Entry(name_of(call), call)
+
+
+def _needed(name: str, moment: Moment) -> str:
+    return (
+        f"the hook {name!r} at {moment} is required: without it nothing is counted, nothing falls due and no signal is "
+        "seen, so the run would not end. Leave it, and put hooks of your own before it."
+    )
 
 
 class HookSet:
@@ -151,10 +221,11 @@ class HookSet:
         after: str | None = None,
         position: int | None = None,
         is_last: bool = False,
+        is_required: bool = False,
     ) -> None:
         """Add a hook at a moment: before or after a named one, at a position (-1: the end), else at the end.
 
-        The end is before the hook that does what is due.
+        The end is before the hook that does what is due (`is_last`). One that is required stays for good.
         """
         entries = self._entries[moment_named(moment)]
         name = name or name_of(call)
@@ -166,23 +237,35 @@ class HookSet:
             listed = " and ".join(f"{word}={value!r}" for word, value in given.items())
             raise HookError(f"hook {name!r}: {listed} were given; give one of them")
         index = len(entries) if is_last else self._place(moment_named(moment), before, after, position)
-        entries.insert(index, _Entry(name, call, is_last))
+        entries.insert(index, _Entry(name, call, is_last, is_required))
 
     def replace(self, call: HookCall, moment: str | Moment, name: str) -> None:
         """Put another hook in the place and under the name of an existing one."""
         entries = self._entries[moment_named(moment)]
         index = self._index(moment, name)
+        self._refuse_needed(moment, entries[index])
         entries[index] = _Entry(name, call, entries[index].is_last)
 
     def remove(self, moment: str | Moment, name: str) -> int:
         """Take a hook out; return the position that it had."""
         index = self._index(moment, name)
+        self._refuse_needed(moment, self._entries[moment_named(moment)][index])
         del self._entries[moment_named(moment)][index]
         return index
 
     def clear(self, moment: str | Moment) -> None:
-        """Take all hooks of a moment out, also those that the loop brought."""
-        self._entries[moment_named(moment)].clear()
+        """Take all hooks of a moment out, also those that the loop brought, but for those that are required."""
+        entries = self._entries[moment_named(moment)]
+        entries[:] = [entry for entry in entries if entry.is_required]
+
+    def missing_required(self, other: HookSet) -> list[str]:
+        """Return what is required in this set and is not in another one."""
+        return [
+            f"{entry.name} at {moment}"
+            for moment, entries in self._entries.items()
+            for entry in entries
+            if entry.is_required and entry not in other._entries[moment]
+        ]
 
     def copy(self) -> HookSet:
         """Return another set with the same hooks."""
@@ -198,9 +281,9 @@ class HookSet:
         """Freeze a moment's hooks for a routine: what runs each step is decided once."""
         return tuple(entry.call for entry in self._entries[moment])
 
-    def __getitem__(self, moment: str | Moment) -> list[HookCall]:
-        """Return the calls of a moment in the order they run."""
-        return list(self.calls(moment_named(moment)))
+    def __getitem__(self, moment: str | Moment) -> HookList:
+        """Return the hooks of a moment as a list that may be changed."""
+        return HookList(self._entries[moment_named(moment)], moment_named(moment))
 
     def __iter__(self) -> Iterator[Moment]:
         return iter(Moment)
@@ -223,6 +306,11 @@ class HookSet:
         if not 0 <= position <= end:
             raise HookError(f"position={position} at {moment}; expected 0 to {end}, or -1 for the end")
         return position
+
+    @staticmethod
+    def _refuse_needed(moment: str | Moment, entry: _Entry) -> None:
+        if entry.is_required:
+            raise HookError(_needed(entry.name, moment_named(moment)))
 
     def _index(self, moment: str | Moment, name: str) -> int:
         names = self.names(moment)
@@ -263,7 +351,7 @@ def insert_hook(
 
 
 def reset_hook(hooks: HookSet, trigger: str | Moment, name: str | None) -> int:
-    """Take a hook out and return its position; without a name take all out and return -1."""
+    """Take a hook out and return its position; without a name all but the required ones, and return -1."""
     if name is not None:
         return hooks.remove(trigger, name)
     hooks.clear(trigger)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import Any
@@ -28,7 +28,7 @@ from torch import nn
 from hezar_train.data import Source, Window
 from hezar_train.errors import DataError, HookError, NonFiniteError, choices
 from hezar_train.events import EventWriter
-from hezar_train.loop.context import Context, Lifecycle
+from hezar_train.loop.context import Context, CtxVar, Lifecycle
 from hezar_train.loop.hooks import HookCall, HookSet, Moment
 from hezar_train.plan import UNLIMITED, End, Plan
 from hezar_train.state import TrainerState
@@ -51,6 +51,10 @@ class Verbs:
     pictures: Callable[[], Iterable[tuple[torch.Tensor, Mapping[str, Any]]]]
     finetune: Callable[[], object]
     build_writers: Callable[[], list[EventWriter]]
+    log: Callable[[dict[str, float], int], None] | None = None
+    """A user's own `log`, called with what each evaluation and each epoch's end has found; None: there is none."""
+    save: Callable[[str], object] | None = None
+    """A user's own `save`, called beside each checkpoint with a folder for it; None: there is none."""
 
 
 class Loop:
@@ -64,13 +68,15 @@ class Loop:
         verbs: Verbs,
         weigh: Callable[[Window], Window],
         forget_failure: Callable[[], None],
+        while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Walk with the hooks of training, unless a fit has others.
 
-        `weigh` says what the micro-batches of a window weigh; `forget_failure` is called when a fit fails half way.
+        `weigh` says what the micro-batches of a window weigh; `forget_failure` is called when a fit fails half way;
+        `while_learning` is held while one is under way.
         """
         self._ctx, self._model, self._hooks, self._verbs = ctx, model, hooks, verbs
-        self._weigh, self._forget_failure = weigh, forget_failure
+        self._weigh, self._forget_failure, self._while_learning = weigh, forget_failure, while_learning
         self._fits: list[Fit] = []
         self.batches: EpochBatches | None = None
         """The batches of the epoch under way, or of the last one."""
@@ -81,8 +87,10 @@ class Loop:
             if at_start is not None:
                 at_start()
             while not fit.ends and fit.enter_next_epoch():
+                before = fit.progress
                 with fit.routine.epoch():  # EPOCH_START, EPOCH_END
                     self._verbs.inner_training_loop(fit.state.epoch)
+                fit.refuse_standstill(before)
 
     def run_epoch(self, epoch: int) -> dict[str, float]:
         """Step through the batches that are left of an epoch; return the mean loss since the start of the training."""
@@ -101,7 +109,7 @@ class Loop:
         self._fits.append(fit)
         self._model.train()
         try:
-            with torch.enable_grad(), fit.routine.running(lambda: fit.announce(self._ctx)):
+            with self._while_learning(), torch.enable_grad(), fit.routine.running(lambda: fit.announce(self._ctx)):
                 fit.take_lengths(self._ctx)
                 yield
         except BaseException:
@@ -137,7 +145,18 @@ class Loop:
 
     def training_routine(self, hooks: HookSet | None = None, split: str = "train") -> Routine:
         """Freeze hooks for training, by default the trainer's own."""
-        return Routine(self._ctx, self._hooks if hooks is None else hooks, Mode.TRAIN, split)
+        return Routine(self._ctx, self.usable(hooks), Mode.TRAIN, split)
+
+    def usable(self, hooks: HookSet | None) -> HookSet:
+        """Return hooks to train with, by default the trainer's own; raise if a run would not end with them."""
+        if hooks is None or hooks is self._hooks:
+            return self._hooks
+        if missing := self._hooks.missing_required(hooks):
+            raise HookError(
+                f"the hooks given for this call lack {choices(missing)}, without which it would not end. Begin with a "
+                "copy: trainer.hooks_in_train.copy()."
+            )
+        return hooks
 
     def run_model(self, batch: Any) -> dict[str, Any]:
         """Fire the moments of forward and backward on a batch; return the outputs."""
@@ -242,6 +261,7 @@ class Routine:
                 step.batch, step.batch_in_window, step.closes_window = batch, number, number == last
                 step.cur_batch_i = number_in_epoch
                 step.is_loss_noted, step.loss_value, step.applied = False, None, False
+                step.is_own = step.is_weighed = False
                 number_in_epoch += 1
                 try:
                     for call in starts:
@@ -289,6 +309,20 @@ class Fit:
         return self.state.loss_tracker_sum - self._first_loss
 
     @property
+    def progress(self) -> tuple[int, int, bool]:
+        """How far the routine is, as something that changes with every step and every finished epoch."""
+        return self.state.global_step, self.state.epoch, self.state.epoch_finished
+
+    def refuse_standstill(self, before: tuple[int, int, bool]) -> None:
+        """Raise if an epoch went by in which nothing was counted: the next one would do the same, for ever."""
+        if self.progress == before and not self.ends:
+            raise HookError(
+                "an epoch went by without a step that was counted, so the run would not end. An overridden "
+                "inner_training_loop() calls super().inner_training_loop(epoch_num); to train on other data, build a "
+                "Trainer with it."
+            )
+
+    @property
     def ends(self) -> bool:
         """Tell whether the last update was the last one."""
         state = self.state
@@ -303,10 +337,13 @@ class Fit:
         """Tell hooks how long the routine will be; what they assign at FIT_START counts."""
         total = min(self.end.step, self.state.global_step + self.plan.total_steps) - self.state.global_step
         per_epoch = max(1, self.plan.steps_in_epoch or total)
-        ctx.num_train_batch = min(per_epoch, total)
-        ctx.num_train_batch_last_epoch = total % per_epoch or per_epoch
-        ctx.num_train_epoch = min(self.num_epochs, max(self.plan.num_epochs, 1))
-        ctx.num_total_train_batch = total
+        lengths = {
+            "num_train_batch": min(per_epoch, total),
+            "num_train_batch_last_epoch": total % per_epoch or per_epoch,
+            "num_train_epoch": min(self.num_epochs, max(self.plan.num_epochs, 1)),
+            "num_total_train_batch": total,
+        }
+        ctx.merge_from_dict({name: CtxVar(value, Lifecycle.ROUTINE) for name, value in lengths.items()})
         self._announced = self._lengths(ctx)
 
     def take_lengths(self, ctx: Context) -> None:
@@ -349,6 +386,8 @@ class Fit:
         """Mark an epoch whose data has run out as finished."""
         state = self.state
         went_on = state.global_step != steps_before
+        if not went_on and self.ends:  # asked to stop before the first step: what is left of the epoch stays
+            return
         if not went_on and not self.saw_data and state.position == 0:
             raise DataError(f"the training data gave no sample in epoch {state.epoch}: it is empty")
         # no step: resumed exactly where a stream ended, or hooks that do not count
@@ -442,7 +481,20 @@ def note_loss(ctx: Context, outputs: Any, method: str) -> None:
             f"the overridden {method}() returned {_shown(outputs)}; expected the step's loss as a tensor, or a mapping "
             "that has it under 'loss', so that it can be logged."
         )
+    if method == "training_step":  # whoever overrides more than that takes the update over, weights included
+        _refuse_unweighed(ctx)
     add_loss(ctx, found.detach() * share_of(ctx.step.window, ctx.step.batch_in_window))
+
+
+def _refuse_unweighed(ctx: Context) -> None:
+    """Raise if an own backward in a window of several micro-batches did not weigh its loss: their sum is no mean."""
+    step = ctx.step
+    if len(step.window.batches) > 1 and not step.is_weighed:
+        raise DataError(
+            "an overridden training_step(), or a hook in the place of `backward`, did its own backward in a window of "
+            f"{len(step.window.batches)} micro-batches, whose losses must be weighed. Instead of loss.backward() call "
+            "accelerator.backward(loss), which does it; or set gradient_accumulation_steps=1."
+        )
 
 
 def _shown(outputs: Any) -> str:

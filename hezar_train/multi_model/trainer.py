@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, HookError, NonFiniteError, choices, suggestion
-from hezar_train.loop import Alias, Context, HookCall, HookSet, Moment, insert_hook
+from hezar_train.loop import Alias, Context, Fixed, HookCall, HookSet, Moment, insert_hook
 from hezar_train.multi_model.optimizer_dict import OptimizerDict, ScheduleDict
 from hezar_train.multi_model.session import MultiModelSession
 from hezar_train.multi_model.turns import MultiModelLoop, Turns
@@ -116,6 +116,7 @@ class MultiModelTrainer(Trainer):
                 f"learn({name!r}, ...) while {self.current!r} has its turn: with interact='sequential' models learn "
                 "one after another. Build the trainer with interact='parallel' to let several learn in a step."
             )
+        self.ctx.step.is_weighed = True  # each micro-batch is an update of its own
         loss.backward(inputs=optimization.trained)  # type: ignore[no-untyped-call]
         norm = optimization.gradient_norm()
         norm_value, loss_value = torch.stack([norm, loss.detach().to(norm)]).tolist()
@@ -220,7 +221,8 @@ class MultiModelTrainer(Trainer):
             raise ConfigError(f"several models train on one process; {self.runtime.num_processes} were started")
         norm = self.config.max_grad_norm
         self._optimizations = {
-            name: Optimization(one, Schedule(None), None, norm) for name, one in self.optimizers.items()
+            name: Optimization(one, Schedule(None), None, norm, own_steps=given.own_steps)
+            for name, one in self.optimizers.items()
         }
         make_loop = partial(
             MultiModelLoop, model_hooks=self.model_hooks, turns=self._turns, interact=self._interaction_at
@@ -324,7 +326,7 @@ class MultiModelTrainer(Trainer):
     def _shared_names(self) -> dict[str, Any]:
         """Return the names of the context that follow the model whose turn it is."""
         weak = weakref.proxy(self)
-        return {
+        names = {
             "model": Alias(lambda _: weak.models[weak.current]),
             "models": Alias(lambda _: list(weak.models.values())),
             "optimizers": Alias(lambda _: list(weak.optimizers.values())),
@@ -332,6 +334,8 @@ class MultiModelTrainer(Trainer):
             "scheduler": Alias(lambda _: weak.schedule.schedules[weak.current].scheduler),
             "cur_model_idx": Alias(lambda _: weak.model_names.index(weak.current)),
         }
+        way = "Pass models and optimizers to the MultiModelTrainer; turn_of(name) gives a model its turn."
+        return {name: Fixed(alias, way) for name, alias in names.items()}
 
     def _switch_model_ctx(self, next_model_idx: int | None = None) -> None:
         """Give the next model its turn, or the one of a number."""

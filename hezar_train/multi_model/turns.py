@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,8 +28,8 @@ from hezar_train.types import Mode
 __all__ = ["MultiModelLoop", "Phases", "Turns", "TurnsRoutine"]
 
 PUT_AWAY, SEEN_BY_ALL = "models_put_away", "seen_by_all_models"
-OWN_NAMES = frozenset({"window_loss", "grad_norm", "loss_value", "applied"})
-NOT_YET_LEARNED: Mapping[str, Any] = {"loss_value": None, "applied": False}
+OWN_NAMES = frozenset({"window_loss", "grad_norm", "loss_value", "applied", "is_own"})
+NOT_YET_LEARNED: Mapping[str, Any] = {"loss_value": None, "applied": False, "is_own": False}
 OPENING = frozenset({Moment.FIT_START, Moment.EPOCH_START, Moment.BATCH_START})
 
 NAME = "multi_model"
@@ -117,14 +118,15 @@ class MultiModelLoop(Loop):
         verbs: Verbs,
         weigh: Callable[[Window], Window],
         forget_failure: Callable[[], None],
+        while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
         *,
         model_hooks: Mapping[str, HookSet],
         turns: Turns,
         interact: InteractAt,
     ) -> None:
         """Take what a `Loop` takes; the hooks of each model, by name, stand between those that all models share."""
-        super().__init__(ctx, model, hooks, verbs, weigh, forget_failure)
-        self._context, self._shared = ctx, hooks
+        super().__init__(ctx, model, hooks, verbs, weigh, forget_failure, while_learning)
+        self._context = ctx
         self._model_hooks, self._turns, self._interact = model_hooks, turns, interact
         self._learning: list[str] = []
 
@@ -137,8 +139,7 @@ class MultiModelLoop(Loop):
         names = list(self._model_hooks)
         chosen = self._learning or [names[self._turns.index]]
         models = {names.index(name): self._model_hooks[name] for name in chosen}
-        shared = self._shared if hooks is None else hooks
-        return TurnsRoutine(self._context, shared, models, self._turns, split, self._interact)
+        return TurnsRoutine(self._context, self.usable(hooks), models, self._turns, split, self._interact)
 
 
 class Phases:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ from hezar_train.trainer.model_runner import (
     label_counter,
 )
 from hezar_train.trainer.optimization import FirstSettings, Optimization
+from hezar_train.trainer.own_code import OwnSteps, weighed_backward
 from hezar_train.trainer.session import Agreement, RunSession
 from hezar_train.trainer.train_data import RunSetup, TrainData
 from hezar_train.trainer.train_step import TrainStep, UpdateLog
@@ -79,6 +81,9 @@ class Given:
     """What decides a run beside config, plan and data."""
     csv_file: str
     config_file: str
+    ctx: Context
+    own_steps: OwnSteps
+    """What sees the user's own steps of an optimizer."""
     shows_samples: bool
     """Whether a report may fetch samples by their numbers: the user does not order them otherwise."""
 
@@ -97,6 +102,7 @@ class Parts:
     ctx: Context
     hooks: dict[Mode, HookSet]
     """The hooks of each mode."""
+    own_steps: OwnSteps
     state: TrainerState
     storage: EventStorage
     criterion: Callable[..., torch.Tensor] | None
@@ -127,7 +133,8 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
     """Make the parts. A trainer of several models has another loop and another session."""
     setup, runtime, model, verbs, config = given.setup, given.runtime, given.model, given.verbs, given.setup.config
     state = TrainerState(total_epochs=config.num_epochs, metric_for_best_checkpoint=setup.best_key)
-    storage, ctx, hooks = EventStorage(), Context(), {Mode.TRAIN: HookSet(), Mode.FINETUNE: HookSet()}
+    storage, ctx, own_steps = EventStorage(), given.ctx, given.own_steps
+    hooks = {Mode.TRAIN: HookSet(), Mode.FINETUNE: HookSet()}
     flag = StopFlag(waits_for_others=runtime.num_processes > 1)
     progress = Progress(setup.plan.total_steps, setup.plan.num_epochs, enabled=False)
     agreement, log = Agreement(runtime.processes, flag), UpdateLog(storage)
@@ -136,10 +143,13 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
     weigher, count_labels = _weigher(given)
     data_parallel = data_parallel_of(model, runtime)
     joined = data_parallel if runtime.num_processes > 1 else None
-    optimization = Optimization(given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, joined)
+    optimization = Optimization(
+        given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, joined, own_steps
+    )
     train_step = TrainStep(verbs, runtime, config.seed, state, optimization, agreement.loss, log)
-    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, agreement.loss)
-    loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over)
+    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, agreement.loss, own_steps)
+    weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes)
+    loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs)
     evaluator = Evaluator(
         setup, runtime, model, given.handler, verbs, ctx=ctx, state=state, loop=loop, data=given.data, weigher=weigher,
         data_parallel=data_parallel, hold=hold, flag=flag, progress=progress, preprocessor=given.preprocessor,
@@ -158,7 +168,8 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
     )  # fmt: skip
     parts = Parts(
         setup=setup, data=given.data, runtime=runtime, folder=given.folder, model=model, handler=given.handler,
-        verbs=verbs, ctx=ctx, hooks=hooks, state=state, storage=storage, criterion=criterion, regularizer=regularizer,
+        verbs=verbs, ctx=ctx, hooks=hooks, own_steps=own_steps, state=state, storage=storage, criterion=criterion,
+        regularizer=regularizer,
         weigher=weigher, hold=hold, data_parallel=data_parallel, flag=flag, agreement=agreement,
         model_runner=ModelRunner(model, criterion), optimization=optimization, first=given.first,
         train_step=train_step, finetuning=finetuning, loop=loop, evaluator=evaluator, checkpointing=checkpointing,

@@ -1,17 +1,19 @@
 """The names that hooks find in the context beside those of the step: shared objects, and aliases worked out when read.
 
-Every name that FederatedScope documents is here, whichever routine runs.
+Every name that FederatedScope documents is here, whichever routine runs. What a hook may assign is written through to
+what the loop uses next (`loss_batch`, `loss_task`, `data_batch`, `y_prob`, `grad_clip`); what the loop would not look
+at again is refused, with the way to change it.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.data import SPLITS, batch_length
-from hezar_train.loop import Alias, Context, Loop
+from hezar_train.loop import Alias, Context, Fixed, Loop
 from hezar_train.trainer.model_runner import labels_of
 from hezar_train.trainer.train_data import RunSetup
 from hezar_train.types import Mode
@@ -23,15 +25,38 @@ __all__ = ["context_names", "setup_names"]
 
 LEARNING = frozenset({Mode.TRAIN, Mode.FINETUNE})
 
+BUILT_IN = "Pass it to the Trainer, or override the method that makes it."
+FROM_CONFIG = "Set it in the config: trainer.reconfigure(config)."
+FROM_DATA = "Pass the data to the Trainer, or call trainer.reconfigure(splits=...)."
+COUNTED = "The loop counts it."
+WAYS = {
+    "model": "Change the weights in place (ctx.model.load_state_dict), or pass another model to a new Trainer.",
+    "optimizer": "Pass optimizer= to the Trainer, or override build_optimizer().",
+    "scheduler": "Pass lr_scheduler= to the Trainer, or call trainer.reschedule().",
+    "criterion": "Set `criterion` in the config, or override compute_loss().",
+    "regularizer": "Set `regularizer` in the config; register_regularizer() adds one by name.",
+    "config": FROM_CONFIG,
+    "cfg": FROM_CONFIG,
+    "data": FROM_DATA,
+    **dict.fromkeys(("state", "storage", "device", "models", "mirrored_models"), BUILT_IN),
+    **dict.fromkeys(("num_samples", "cur_epoch_i", "loss_batch_total", "loss_regular_total"), COUNTED),
+    **{f"{split}_data": FROM_DATA for split in SPLITS},
+    **{f"{split}_loader": FROM_DATA for split in SPLITS},
+    **{f"num_{split}_data": COUNTED for split in SPLITS},
+}
+"""How to change what a hook cannot assign."""
+
 
 def context_names(parts: Parts, trainer: Any) -> dict[str, Any]:
     """Return everything that hooks share; values that change are aliases."""
-    return {
-        **_objects(parts, weakref.proxy(trainer)),
-        **setup_names(parts.setup),
-        **_of_the_batch(),
-        **_of_the_routine(parts),
-    }
+    return _fixed(_objects(parts, weakref.proxy(trainer)) | _of_the_batch() | _of_the_routine(parts)) | setup_names(
+        parts.setup
+    )
+
+
+def _fixed(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Let nobody assign what would have no effect."""
+    return {name: Fixed(value, WAYS[name]) if name in WAYS else value for name, value in names.items()}
 
 
 def setup_names(setup: RunSetup) -> dict[str, Any]:
@@ -40,10 +65,9 @@ def setup_names(setup: RunSetup) -> dict[str, Any]:
     counts: dict[str, Any] = {f"num_{split}_data": 0 for split in SPLITS}
     lengths: dict[str, Any] = {f"num_{split}_epoch": 1 for split in SPLITS}
     given = {name: value for name, value in setup.splits.entries.items() if name != "train_loader"}
-    return {
+    names = {
         "config": setup.config,
         "cfg": setup.config,
-        "grad_clip": setup.config.max_grad_norm,
         **lengths,
         **{f"num_{split}_batch": _batches_in(setup, split) for split in SPLITS},
         "num_train_batch_last_epoch": _batches_in(setup, "train"),
@@ -53,6 +77,7 @@ def setup_names(setup: RunSetup) -> dict[str, Any]:
         **given,
         "data": setup.splits.data,
     }
+    return _fixed(names)
 
 
 def _objects(parts: Parts, trainer: Any) -> dict[str, Any]:
@@ -92,14 +117,28 @@ def _batches_in(setup: RunSetup, split: str) -> int | None:
 def _of_the_batch() -> dict[str, Any]:
     return {
         "y_true": Alias(lambda ctx: labels_of(ctx.batch)),
-        "y_prob": Alias(lambda ctx: ctx.outputs.get("logits")),
-        "loss_batch": Alias(lambda ctx: ctx.outputs["loss"] if ctx.step.loss is None else ctx.step.loss),
+        "y_prob": Alias(lambda ctx: ctx.outputs.get("logits"), _set_output),
+        "loss_batch": Alias(lambda ctx: ctx.outputs["loss"] if ctx.step.loss is None else ctx.step.loss, _set_loss),
         "loss_task": Alias(lambda ctx: ctx.loss + ctx.get("loss_regular", 0.0)),
         "batch_size": Alias(lambda ctx: batch_length(ctx.batch)),
-        "data_batch": Alias(lambda ctx: ctx.batch),
+        "data_batch": Alias(lambda ctx: ctx.batch, _set_batch),
         "cur_mode": Alias(lambda ctx: ctx.mode),
         "cur_split": Alias(lambda ctx: ctx.split),
     }
+
+
+def _set_batch(ctx: Context, batch: Any) -> None:
+    ctx.step.batch = batch
+
+
+def _set_output(ctx: Context, logits: Any) -> None:
+    ctx.step.outputs = {**(ctx.step.outputs or {}), "logits": logits}
+
+
+def _set_loss(ctx: Context, loss: Any) -> None:
+    """Let a loss be the batch's: trained on and counted, or averaged by an evaluation."""
+    ctx.step.loss = loss
+    ctx.step.outputs = {**(ctx.step.outputs or {}), "loss": loss}
 
 
 def _of_the_routine(parts: Parts) -> dict[str, Any]:
@@ -121,7 +160,11 @@ def _of_the_routine(parts: Parts) -> dict[str, Any]:
     def optimization_of(ctx: Context) -> Any:
         return finetuning.optimization if is_finetuning(ctx) else optimization
 
+    def set_max_norm(ctx: Context, norm: float | None) -> None:
+        optimization_of(ctx).max_grad_norm = None if norm is None or norm <= 0 else float(norm)
+
     return {
+        "grad_clip": Alias(lambda ctx: optimization_of(ctx).max_grad_norm, set_max_norm),
         "optimizer": Alias(lambda ctx: optimization_of(ctx).optimizer),
         "scheduler": Alias(lambda ctx: optimization_of(ctx).schedule.scheduler),
         "cur_epoch_i": while_learning(lambda fit: fit.state.epoch - 1, lambda: 0),

@@ -27,8 +27,8 @@ NAMES_BY_DOOR: dict[str, frozenset[str]] = {
             "set_momentum", "set_mtm_scheduler", "set_num_epochs", "set_tb_writer", "set_test_dataset",
             "set_train_dataset", "set_trainer_params", "set_val_dataset", "tb_writer", "test_epoch", "test_loader",
             "train_epoch", "train_loader", "unfreeze_to", "val_epoch", "val_loader",
-            "acc_history", "acc_iter", "apply_lr_schedule", "apply_mtm_schedule", "batch_size", "cur_epoch", "drop_last",
-            "learning_rate", "loss_history", "loss_iter", "momentum", "mtm_scheduler", "num_epochs", "num_workers",
+            "acc_history", "acc_iter", "apply_lr_schedule", "apply_mtm_schedule", "batch_size", "cur_epoch",
+            "drop_last", "learning_rate", "loss_history", "loss_iter", "momentum", "mtm_scheduler", "num_epochs", "num_workers",
             "shuffle", "test_dataset", "val_batch_size", "val_dataset", "val_loss_history", "val_loss_iter",
             "weight_decay",
         }
@@ -36,7 +36,12 @@ NAMES_BY_DOOR: dict[str, frozenset[str]] = {
 }  # fmt: skip
 
 CALLED_BY_DOOR: dict[str, frozenset[str]] = {
-    "federatedscope": frozenset({"parse_data"}),
+    "federatedscope": frozenset(
+        {
+            "_run_batch", "_run_epoch", "_run_routine", "_switch_model_ctx", "parse_data",
+            "register_default_hooks_eval", "register_default_hooks_ft", "register_default_hooks_train",
+        }
+    ),
     "libai": frozenset(
         {
             "after_step", "after_train", "auto_scale_hyperparams", "before_step", "before_train", "build_evaluator",
@@ -52,6 +57,10 @@ CALLED_BY_DOOR: dict[str, frozenset[str]] = {
 }  # fmt: skip
 """Methods that a door calls and the plain Trainer does not: overridden there, they would have no effect."""
 
+OURS = "hezar_train."
+HOOK_PREFIX = "_hook_on_"
+"""What the names of FederatedScope's default hooks begin with, each a method that a subclass may override."""
+
 
 def door_of(name: str) -> str:
     """Return where a name is to be found, as the end of a sentence; empty where no door has it."""
@@ -61,14 +70,15 @@ def door_of(name: str) -> str:
     return ""
 
 
-def refuse_methods_of_doors(kind: type, plain: type) -> None:
-    """Raise if a subclass of the plain Trainer has a method that only a door would call."""
+def refuse_methods_of_doors(kind: type) -> None:
+    """Raise if a user's subclass of the plain Trainer has a method that only a door would call."""
+    own = {name for base in kind.__mro__ if not base.__module__.startswith(OURS) for name in vars(base)}
     for door, names in CALLED_BY_DOOR.items():
-        module = f"hezar_train.compat.{door}"
+        module = f"{OURS}compat.{door}"
         if any(base.__module__.startswith(module) for base in kind.__mro__):
             continue
-        misplaced = sorted(name for name in names if hasattr(kind, name) and not hasattr(plain, name))
-        if misplaced:
+        hooks = {name for name in own if name.startswith(HOOK_PREFIX)} if door == "federatedscope" else set[str]()
+        if misplaced := sorted(own & names | hooks):
             raise ConfigError(
                 f"{kind.__name__} has {', '.join(misplaced)}, which a Trainer never calls. It is {door}'s: "
                 f"from {module} import Trainer"

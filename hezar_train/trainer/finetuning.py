@@ -26,6 +26,7 @@ from hezar_train.runtime import DataParallel, Runtime
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer
 from hezar_train.trainer.optimization import Optimization
+from hezar_train.trainer.own_code import OwnSteps
 from hezar_train.trainer.train_step import TrainStep
 from hezar_train.types import Mode
 
@@ -56,8 +57,10 @@ class Finetuning:
         optimization: Optimization,
         data_parallel: DataParallel,
         agree: Callable[[torch.Tensor], float],
+        own_steps: OwnSteps | None = None,
     ) -> None:
         """Begin with the optimization of training; each call makes another."""
+        self._own_steps = own_steps
         self._config, self._runtime, self._model, self._data_parallel, self._agree = (
             config,
             runtime,
@@ -112,7 +115,7 @@ class Finetuning:
             optimizer = self._build_optimizer()
             schedule = self._build_schedule(optimizer, plan)
             scaler, norm = self._runtime.scaler, config.max_grad_norm
-            self.optimization = Optimization(optimizer, schedule, scaler, norm, self._data_parallel)
+            self.optimization = Optimization(optimizer, schedule, scaler, norm, self._data_parallel, self._own_steps)
             self.steps.begin(state, self.optimization)
             yield state
 

@@ -33,6 +33,7 @@ from hezar_train.runtime import DataParallel, Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer
 from hezar_train.trainer.optimization import Optimization
+from hezar_train.trainer.own_code import OwnSteps
 from hezar_train.trainer.rollback import untouched
 from hezar_train.trainer.train_data import evaluation_sets
 from hezar_train.trainer.train_step import TrainStep
@@ -328,13 +329,14 @@ class RateSweep:
         data_parallel: DataParallel | None = None,
         agree: Callable[[torch.Tensor], float] = float,
         measure: Callable[[], float] | None = None,
+        own_steps: OwnSteps | None = None,
     ) -> None:
         """`measure` returns the accuracy, where it is asked for."""
         self.state = TrainerState()
         self.curves = Curves(settings)
         self._measure = measure
         schedule = Schedule(None, 1, optimizer)
-        optimization = Optimization(optimizer, schedule, runtime.scaler, config.max_grad_norm, data_parallel)
+        optimization = Optimization(optimizer, schedule, runtime.scaler, config.max_grad_norm, data_parallel, own_steps)
         self._steps = TrainStep(verbs, runtime, config.seed, self.state, optimization, agree)
         self._settings, self._groups, self._mu = settings, optimizer.param_groups, config.regularizer_mu
         first, *others = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
@@ -411,7 +413,7 @@ def find_lr(parts: Parts, settings: SweepSettings) -> LRFinderResult:
     parts.session.refuse_to_train("train")
     sweep = RateSweep(
         settings, parts.verbs, runtime, optimization.optimizer, setup.config, parts.data_parallel, parts.agreement.loss,
-        _accuracy(parts, settings),
+        _accuracy(parts, settings), parts.own_steps,
     )  # fmt: skip
     sweep.register(hooks := HookSet(), parts.regularizer)
     kept = untouched(

@@ -6,7 +6,9 @@ The plain optimizer and a cached parameter list are used: Accelerate's wrapper c
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from hezar_train.optim import (
 from hezar_train.plan import Plan
 from hezar_train.runtime import DataParallel
 from hezar_train.runtime.sharding import gradient_norm, is_sharded, local_gradients
+from hezar_train.trainer.own_code import OwnSteps
 
 __all__ = [
     "FirstSettings",
@@ -57,17 +60,34 @@ class Optimization:
         scaler: torch.amp.GradScaler | None = None,
         max_grad_norm: float | None = None,
         data_parallel: DataParallel | None = None,
+        own_steps: OwnSteps | None = None,
     ) -> None:
-        """`data_parallel` joins the gradients of several processes; None where there is only this one."""
+        """`data_parallel` joins the gradients of several processes; None where there is only this one.
+
+        `own_steps` sees what others than this class do with the optimizer.
+        """
         self.optimizer, self.schedule = optimizer, schedule
-        self._scaler, self._max_norm, self._data_parallel = scaler, max_grad_norm, data_parallel
+        self._scaler, self._data_parallel = scaler, data_parallel
+        self.max_grad_norm = max_grad_norm
+        """What the norm of the gradients is limited to; None: nothing."""
         self._parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
         self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
         self._gathered: object = None
+        self._own_steps = OwnSteps() if own_steps is None else own_steps
+        gather = weakref.WeakMethod(self._gather_own)  # an optimizer may outlive the trainer that it was passed to
+        # before the data-parallel part sees a step: it joins what is weighed here
+        self._own_steps.watch(optimizer, partial(_call_weak, gather), is_scaled=scaler is not None)
         if data_parallel is not None:
             data_parallel.watch(optimizer)
+
+    def _gather_own(self, update: object, factor: float) -> None:
+        """Weigh gradients of a plain backward, then gather them."""
+        if factor != 1.0:
+            for gradient in self._gradients():
+                gradient.mul_(factor)
+        self.gather_gradients(update)
 
     @property
     def trained(self) -> list[Tensor]:
@@ -104,9 +124,9 @@ class Optimization:
 
     def clip(self, norm: float) -> None:
         """Scale the gradients down to `max_grad_norm`, if they are longer."""
-        if self._max_norm is None or norm + CLIP_MARGIN <= self._max_norm:
+        if self.max_grad_norm is None or norm + CLIP_MARGIN <= self.max_grad_norm:
             return
-        factor = self._max_norm / (norm + CLIP_MARGIN)
+        factor = self.max_grad_norm / (norm + CLIP_MARGIN)
         gradients = self._gradients()
         if self._is_uniform and not any(g.is_sparse for g in gradients):
             torch._foreach_mul_(gradients, factor)
@@ -116,13 +136,17 @@ class Optimization:
 
     def step(self) -> bool:
         """Step the optimizer; return False if the scaler skipped it."""
-        if self._scaler is None:
-            self._step()
-            return True
-        before = self._scaler.get_scale()
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        return bool(self._scaler.get_scale() >= before)
+        self._own_steps.is_ours = True
+        try:
+            if self._scaler is None:
+                self._step()
+                return True
+            before = self._scaler.get_scale()
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+            return bool(self._scaler.get_scale() >= before)
+        finally:
+            self._own_steps.is_ours = False
 
     def zero_grad(self) -> None:
         """Free the gradients; what comes next belongs to another update."""
@@ -141,6 +165,11 @@ class Optimization:
         if self._is_sharded:
             return local_gradients(self._parameters)
         return [p.grad for p in self._parameters if p.grad is not None]
+
+
+def _call_weak(method: weakref.WeakMethod[Callable[..., None]], *arguments: Any) -> None:
+    if (found := method()) is not None:
+        found(*arguments)
 
 
 class FirstSettings:

@@ -22,10 +22,11 @@ from hezar_train.plan import schedule_changes
 from hezar_train.state import TrainerState
 from hezar_train.trainer.assemble import Parts
 from hezar_train.trainer.context_names import setup_names
+from hezar_train.trainer.door_names import door_of
 from hezar_train.trainer.optimization import driven_settings, reset_driven
 from hezar_train.trainer.train_data import RunSetup
 
-__all__ = ["FOLLOWED", "reconfigure", "refuse_built_in", "refuse_while_learning", "reschedule"]
+__all__ = ["FOLLOWED", "reconfigure", "refuse_assignment", "refuse_built_in", "refuse_while_learning", "reschedule"]
 
 FOLLOWED = frozenset(
     {
@@ -49,6 +50,41 @@ SETTERS = {
     "momentum_scheduler_kwargs": "set_mtm_scheduler",
 }
 """Methods of `hezar_train.compat.lernomatic.Trainer` that change a field by itself."""
+
+
+OF_PARTS = {
+    "model": "build a new Trainer with it; to change weights, load them into trainer.model",
+    "optimizer": "pass it to a new Trainer, or override build_optimizer()",
+    "lr_scheduler": "call reschedule(lr_scheduler=...)",
+    "schedule": "call reschedule()",
+    "criterion": "set `criterion` in the config, or override compute_loss()",
+    "regularizer": "set `regularizer` in the config",
+    "metrics_handler": "pass it to a new Trainer",
+    "train_dataset": "call reconfigure(splits=trainer.splits.replaced('train', dataset))",
+    "eval_dataset": "pass it to evaluate(dataset), or call reconfigure(splits=trainer.splits.replaced('val', dataset))",
+    "splits": "call reconfigure(splits=...)",
+    "config": "call reconfigure(config)",
+    **dict.fromkeys(
+        (
+            "accelerator", "best_key", "ctx", "data", "data_collator", "evaluates", "folder", "hooks", "only_for_eval",
+            "parts", "plan", "preprocessor", "progress", "runtime", "setup", "state", "storage",
+        ),
+        "it is made when the Trainer is built",
+    ),
+}  # fmt: skip
+"""What the parts hold, and the way to change it."""
+
+
+def refuse_assignment(name: str) -> None:
+    """Raise if an attribute is assigned that no part would look at again."""
+    if name in OF_PARTS:
+        raise AttributeError(f"trainer.{name} was assigned, which would change nothing: {OF_PARTS[name]}.")
+    if name in TrainerConfig.fields():
+        way = "call reconfigure(config)" if name in FOLLOWED else "build a new Trainer with that config"
+        raise AttributeError(
+            f"trainer.{name} was assigned, which would change nothing: `{name}` is a field of the config; {way}"
+            f"{door_of(name)}."
+        )
 
 
 def reconfigure(parts: Parts, config: TrainerConfig, splits: Splits) -> Parts:

@@ -97,7 +97,7 @@ class RunSession:
     def __post_init__(self) -> None:
         self.actions = RunActions(
             self.setup, self.runtime, self.folder, self.state, self.storage, self.ctx, self.optimization,
-            self.evaluator, self.checkpointing, self.progress,
+            self.evaluator, self.checkpointing, self.progress, self.verbs,
         )  # fmt: skip
         self.status = self.make_status()
         self._fit: Fit | None = None
@@ -119,10 +119,10 @@ class RunSession:
 
     def register(self, hooks: HookSet) -> None:
         """Put the default behaviour of a run, beside its steps, into a hook set."""
-        hooks.register(self.checkpointing.keep_place, Moment.BATCH_END, name="keep_place")
+        hooks.register(self.checkpointing.keep_place, Moment.BATCH_END, name="keep_place", is_required=True)
         hooks.register(self.actions.show_progress, Moment.BATCH_END, name="progress")
-        hooks.register(self._due.at_batch_end, Moment.BATCH_END, name="due", is_last=True)
-        hooks.register(self._due.at_epoch_end, Moment.EPOCH_END, name="due", is_last=True)
+        hooks.register(self._due.at_batch_end, Moment.BATCH_END, name="due", is_last=True, is_required=True)
+        hooks.register(self._due.at_epoch_end, Moment.EPOCH_END, name="due", is_last=True, is_required=True)
         if self.runtime.num_processes > 1:  # what one is asked for before its first batch, all must know
             hooks.register(self._due.at_start, Moment.FIT_START, name="due", is_last=True)
             hooks.register(self._due.at_start, Moment.EPOCH_START, name="due", is_last=True)

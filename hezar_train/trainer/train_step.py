@@ -31,6 +31,7 @@ from hezar_train.trainer.optimization import Optimization
 __all__ = ["TrainStep", "UpdateLog"]
 
 MAX_NAMED_SAMPLES = 64
+DONE_BY_USER = "your own code has applied it, so the weights may be spoilt"
 
 
 class UpdateLog:
@@ -101,7 +102,7 @@ class TrainStep:
         """Put in what happens once for a batch, however many models see it."""
         hooks.register(self.seed, Moment.BATCH_START, name="seed")
         hooks.register(self.prepare_input, Moment.BATCH_START, name="prepare_input")
-        hooks.register(self.count, Moment.BATCH_END, name="count")
+        hooks.register(self.count, Moment.BATCH_END, name="count", is_required=True)
         hooks.register(self.schedule, Moment.BATCH_END, name="schedule")
 
     def register_model(self, hooks: HookSet) -> None:
@@ -153,6 +154,8 @@ class TrainStep:
         loss = _trainable(step.loss) if share else _zero_through(step.outputs, step.loss)
         scaled = loss if share == 1.0 else loss * share
         trained = scaled if step.loss_regular is None else scaled + self._regular_part(ctx, share)
+        if step.loss_task is not None and share:  # a hook has put another loss in the place of both
+            trained = _trainable(step.loss_task) * share
         if self._world > 1:
             trained = trained * self._world  # what the processes compute is averaged
         if trained.requires_grad:
@@ -165,26 +168,42 @@ class TrainStep:
         self.loss_regular_total = self.loss_regular_total + part.detach() * ctx.step.window.total_weight
         return part
 
+    # What follows is an update. Where the user's own code has stepped the optimizer already, that was the update.
+
     def gather(self, ctx: Context) -> None:
         """Make the gradients those of the whole window: summed over the processes, unscaled, not clipped yet."""
-        self._optimization.gather_gradients(ctx.step.window)
+        if not ctx.step.is_own:
+            self._optimization.gather_gradients(ctx.step.window)
 
     def guard(self, ctx: Context) -> None:
         """Read loss and gradient norm, once, and stop before an update that would poison the weights."""
         optimization, step = self._optimization, ctx.step
+        if step.is_own:
+            self._guard_own(ctx)
+            return
         optimization.gather_gradients(step.window)  # done already, unless the hook of that name was taken out
         grad_norm, loss = self._read(optimization.gradient_norm(), step.window_loss)
         step.grad_norm, step.loss_value = grad_norm, loss
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or optimization.skips_non_finite):
             self._refuse_update(loss, grad_norm, step.window.samples())
 
-    def _refuse_update(self, loss: float, grad_norm: float, samples: list[int]) -> NoReturn:
+    def _guard_own(self, ctx: Context) -> None:
+        """Read the loss of an update that is done; the norm of its gradients nobody has seen."""
+        step = ctx.step
+        loss = self._agree(step.window_loss) if self._world > 1 else float(step.window_loss)
+        step.grad_norm, step.loss_value = None, loss
+        if not math.isfinite(loss):
+            self._refuse_update(loss, math.nan, step.window.samples(), how=DONE_BY_USER)
+
+    def _refuse_update(
+        self, loss: float, grad_norm: float, samples: list[int], how: str = "it was not applied"
+    ) -> NoReturn:
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm} (loss {loss})"
         named = ", ".join(map(str, samples[:MAX_NAMED_SAMPLES])) or "not known: the data is a stream"
         more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
         raise NonFiniteError(
-            f"{what} in the update at step {self._state.global_step + 1} (epoch {self._state.epoch}); it was not "
-            f"applied. Samples of the window: {named}{more}. Look at them, lower learning_rate, or set "
+            f"{what} in the update at step {self._state.global_step + 1} (epoch {self._state.epoch}); "
+            f"{how}. Samples of the window: {named}{more}. Look at them, lower learning_rate, or set "
             "max_grad_norm; what was saved so far is intact.",
             step=self._state.global_step + 1,
             samples=samples,
@@ -198,12 +217,14 @@ class TrainStep:
 
     def clip(self, ctx: Context) -> None:
         """Limit the gradients to `max_grad_norm`."""
-        norm = ctx.step.grad_norm
-        self._optimization.clip(ctx.grad_norm if norm is None else norm)  # raises if no hook has read it
+        if not ctx.step.is_own:
+            norm = ctx.step.grad_norm
+            self._optimization.clip(ctx.grad_norm if norm is None else norm)  # raises if no hook has read it
 
     def step(self, ctx: Context) -> None:
         """Step the optimizer."""
-        ctx.step.applied = self._optimization.step()
+        if not ctx.step.is_own:
+            ctx.step.applied = self._optimization.step()
 
     def zero_grad(self, _: Context) -> None:
         """Free the gradients for the next window."""

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Source, Splits, batch_length, seed_device
 from hezar_train.errors import DataError, HookError, HookTypeError
-from hezar_train.events import EventStorage, EventWriter, load_csv
+from hezar_train.events import EventStorage, EventWriter, LossTracker, is_same_number, load_csv
 from hezar_train.hooks.periodic import Checkpointed
 from hezar_train.hub import PushNames, PushOutcome
 from hezar_train.loop import (
@@ -58,7 +59,14 @@ from hezar_train.trainer.optimization import (
     schedule_for,
     scheduler_for,
 )
-from hezar_train.trainer.reconfigure import reconfigure, refuse_built_in, refuse_while_learning, reschedule
+from hezar_train.trainer.own_code import OwnSteps, kept_attributes
+from hezar_train.trainer.reconfigure import (
+    reconfigure,
+    refuse_assignment,
+    refuse_built_in,
+    refuse_while_learning,
+    reschedule,
+)
 from hezar_train.trainer.report_samples import Drawn
 from hezar_train.trainer.run_files import append_row
 from hezar_train.trainer.session import RoutineResult
@@ -119,7 +127,7 @@ class Trainer:
     storage: EventStorage
     """Everything measured."""
     ctx: Context
-    hooks: dict[Mode, HookSet]
+    hooks: Mapping[Mode, HookSet]
     """The hooks of each mode."""
     runtime: Runtime
     accelerator: Accelerator
@@ -137,6 +145,8 @@ class Trainer:
     """Whether the run evaluates while it trains."""
     best_key: str
     """The full name of the metric that tells the best model."""
+    _written: Mapping[str, float] = MappingProxyType({})
+    """What the run has written itself, while it calls the user's own `log` with it."""
 
     def __init__(
         self,
@@ -152,12 +162,13 @@ class Trainer:
         accelerator: Accelerator | None = None,
         hooks: Iterable[Hook | None] = (),
     ) -> None:
-        refuse_methods_of_doors(type(self), Trainer)
+        refuse_methods_of_doors(type(self))
         self.config, model = in_order(config, model)
         self._use_splits(Splits.of(train_dataset, eval_dataset))
         model = self._model_or_built(model)
         self.config.validate()  # a field may have been assigned since it was built
         self.config = copy.deepcopy(self.config)
+        self.ctx = Context()
         self.folder, self.data_collator = RunFolder.of(self.config), data_collator
         self.runtime = build_runtime(self.config, accelerator)
         self.accelerator = self.runtime.accelerator
@@ -165,6 +176,7 @@ class Trainer:
         self.model = prepare_model(as_module(model), self.config, self.runtime)
         self._prepare_metrics(metrics_handler, preprocessor)
         # What follows may be overridden, and an override may read every attribute that is set before it.
+        self.state = TrainerState()  # until the parts are made: a loader may ask for the place, which is the trainer's
         self.data = TrainData(self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader)
         self.setup = self.data.setup(self.config, self.splits, self.metrics_handler)
         self.plan = self.setup.plan
@@ -180,6 +192,7 @@ class Trainer:
             self.parts.session.restore(found)
         elif self.config.init_weights_from is not None:
             load_initial_weights(self.model, self.config.init_weights_from, self.runtime.processes)
+        self._is_built = True
 
     def _use_splits(self, splits: Splits) -> None:
         self.splits, self.train_dataset, self.eval_dataset = splits, splits.train, splits.for_evaluation
@@ -215,6 +228,7 @@ class Trainer:
 
     def _given(self, first: FirstSettings) -> Given:
         """Gather what the parts are made from."""
+        kind = type(self)
         verbs = Verbs(
             inner_training_loop=self.inner_training_loop,
             run_step=self.run_step,
@@ -226,8 +240,9 @@ class Trainer:
             pictures=self.pictures,
             finetune=self.finetune,
             build_writers=self.build_writers,
+            log=None if kind.log is Trainer.log else self._log_what_was_found,
+            save=None if kind.save is Trainer.save else self.save,
         )
-        kind = type(self)
         return Given(
             self.setup, self.runtime, self.folder, self.data, self.model, self.optimizer, first, self.metrics_handler,
             self.preprocessor, verbs,
@@ -235,19 +250,25 @@ class Trainer:
             facts=self.run_facts(),
             csv_file=self.trainer_csv_log_file,
             config_file=self.trainer_config_file,
+            ctx=self.ctx,
+            own_steps=OwnSteps(self.ctx, self.runtime.num_processes),
             shows_samples=kind.create_eval_dataloader is Trainer.create_eval_dataloader,
         )  # fmt: skip
 
     def _show(self, parts: Parts) -> None:
         """Show what the parts hold under the names that users know."""
+        self._is_built = False
         self.parts, self.setup, self.config, self.plan = parts, parts.setup, parts.setup.config, parts.setup.plan
         self._use_splits(parts.setup.splits)
-        self.state, self.storage, self.ctx, self.hooks = parts.state, parts.storage, parts.ctx, parts.hooks
+        self.state, self.storage, self.ctx = parts.state, parts.storage, parts.ctx
+        self.hooks = MappingProxyType(parts.hooks)  # another set in the place of one would run nowhere
         self.schedule, self.progress = parts.optimization.schedule, parts.session.progress
         self.lr_scheduler, self.criterion = self.schedule.scheduler, parts.criterion
         self.regularizer = parts.regularizer
         self.only_for_eval, self.evaluates = parts.setup.only_for_eval, parts.setup.evaluates
         self.best_key = parts.setup.best_key
+        self.config.freeze()
+        self._is_built = True
 
     def make_parts(self, given: Given) -> Parts:
         """Make the parts; a trainer of another kind makes others."""
@@ -276,6 +297,7 @@ class Trainer:
         """
         session, state = self.parts.session, self.state
         session.refuse_to_train(target_data_split_name)
+        self._keep_own_optimizers()
         session.begin_call()
         if session.is_finished():
             return session.result_when_finished(self.get_model_para)
@@ -287,6 +309,13 @@ class Trainer:
         session.finish_pushes()
         session.progress.say("Training done!")
         return RoutineResult(state.samples_seen - before, session.last_metrics | around, self.get_model_para)
+
+    def _keep_own_optimizers(self) -> None:
+        """Keep the optimizers that a user has made as attributes, and what they train, in every checkpoint."""
+        known = [hook.kept for hook in self.parts.checkpointing.hooks if isinstance(hook, Checkpointed)]
+        for name, one in kept_attributes(self, self.optimizer).items():
+            if not any(one is other for other in known):
+                self.register_for_checkpointing(f"attribute.{name}", one)
 
     def evaluate(
         self, eval_dataset: Any = None, hooks_set: HookSet | None = None, *, target_data_split_name: str | None = None
@@ -349,7 +378,8 @@ class Trainer:
         if not step.is_loss_noted:  # an override, or another hook for the backward, that goes its own way
             has_loss = not isinstance(outputs, Mapping) or "loss" in outputs
             note_loss(self.ctx, outputs if has_loss else self.ctx.get("loss", outputs), "training_step")
-        self.optimization_step()
+        if step.closes_window:
+            self.optimization_step()
         return outputs
 
     def training_step(self, batch: Any) -> dict[str, Any]:
@@ -565,6 +595,7 @@ class Trainer:
         refuse_while_learning(self.parts.loop, "another config or other data")
         wanted = refuse_built_in(self.config, self.config if config is None else config)
         try:
+            self._is_built = False
             self.config = wanted  # which an overridden `create_train_dataloader` may read
             self._use_splits(self.splits if splits is None else splits)
             self._show(reconfigure(self.parts, wanted, self.splits))
@@ -581,6 +612,7 @@ class Trainer:
         refuse_while_learning(self.parts.loop, "another schedule")
         wanted = self.config if config is None else config
         try:
+            self._is_built = False
             self.config = wanted  # which an overridden `build_lr_scheduler` may read
             default = self.default_lr_scheduler
             self._show(reschedule(self.parts, wanted, lr_scheduler, self.build_schedule, default))
@@ -598,8 +630,13 @@ class Trainer:
         dataset_config_file: str | None = None,
         optimizer_file: str | None = None,
         lr_scheduler_file: str | None = None,
+        *,
+        hezar_format: bool = False,
     ) -> Path:
-        """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below."""
+        """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below.
+
+        `hezar_format` adds what hezar's own `model.save` writes, for its `Model.load`: the weights are a pickle there.
+        """
         names = export.ExportNames(
             config=config_filename or self.trainer_config_file,
             model=model_filename or self.model_file,
@@ -613,7 +650,7 @@ class Trainer:
         parts = self.parts
         export.export(
             Path(path), self.model, parts.checkpointing, self.schedule, self.train_dataset, names,
-            self.runtime.processes,
+            self.runtime.processes, hezar_format=hezar_format,
         )  # fmt: skip
         return Path(path)
 
@@ -652,19 +689,69 @@ class Trainer:
         )  # fmt: skip
 
     def log(self, logs: Mapping[str, float], step: int) -> None:
-        """Write values to every writer, under their names; while the run trains, or after it."""
+        """Write values to every writer, under their names; while the run trains, or after it.
+
+        An override is called after each evaluation and at each epoch's end, with the mean loss and the metrics. The run
+        has written those itself, so that here, where the override calls `super().log`, only what it adds is new.
+        """
+        logs = {name: value for name, value in logs.items() if not is_same_number(self._written.get(name), value)}
+        if not logs:
+            return
         if not self.storage.writers and self.runtime.is_main:
             append_row(self.folder, self.state, self.storage, self.trainer_csv_log_file, logs, step)
             return
         self.storage.log(logs, step, self.state.epoch)
         self.storage.flush()
 
-    def load_csv_logs(self, logs_dir: str | os.PathLike[str] | None = None) -> dict[str, list[Any]]:
-        """Read the CSV log of this run, or of another logs folder, as a list per column."""
-        if logs_dir is None and self.state.logs_dir is None:
+    def _log_what_was_found(self, found: dict[str, float], step: int) -> None:
+        """Call the user's own `log` with what the run has written already."""
+        self._written = dict(found)
+        try:
+            self.log(found, step)
+        finally:
+            self._written = {}
+
+    def load_csv_logs(self, logs_dir: str | os.PathLike[str] | None = None) -> dict[Any, Any]:
+        """Read the CSV log of this run, or of another logs folder, as a list per column; one item for each row."""
+        path = Path(self.logs_dir if logs_dir is None else logs_dir) / self.trainer_csv_log_file
+        if logs_dir is None and not path.exists():
             raise DataError("nothing was logged yet: train first, or pass the logs folder of a run")
-        folder = self.folder.logs(self.state.logs_dir) if logs_dir is None else Path(logs_dir)
-        return load_csv(folder / self.trainer_csv_log_file)
+        return load_csv(path)
+
+    @property
+    def device(self) -> Any:
+        """Where the model and each batch are."""
+        return self.runtime.device
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the whole run, or until the end of this call where a call does a part of it."""
+        return self.parts.session.total_steps
+
+    @property
+    def steps_in_epoch(self) -> int | None:
+        """The steps of an epoch, or of the run if that is shorter; None where the data does not tell its length."""
+        steps = self.plan.steps_in_epoch
+        return None if steps is None else min(steps, self.plan.total_steps)
+
+    @property
+    def checkpoints_dir(self) -> str:
+        """The folder of the run's checkpoints."""
+        return str(self.folder.checkpoints)
+
+    @property
+    def logs_dir(self) -> str:
+        """The folder of this start's logs; asked for before the run begins, it is where they will be."""
+        if self.state.logs_dir is None:
+            self.state.logs_dir = str(self.folder.new_logs().relative_to(self.folder.root))
+        return str(self.folder.logs(self.state.logs_dir))
+
+    @property
+    def train_loss_tracker(self) -> LossTracker:
+        """The mean of the training loss since the start of the run; the run updates it."""
+        losses, state = self.storage.histories().get("train.step_loss"), self.state
+        last = losses.latest() if losses is not None and losses.total else 0.0
+        return LossTracker(state.loss_tracker_sum, state.loss_tracker_count, last)
 
     def print_info(self) -> None:
         """Show the facts of the run as a table."""
@@ -683,6 +770,12 @@ class Trainer:
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"  {name}: {self.config[name]}" for name in self.config)])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to assign what a trainer that is built would not look at again."""
+        if self.__dict__.get("_is_built") and not hasattr(getattr(type(self), name, None), "__set__"):
+            refuse_assignment(name)
+        object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         """Say which door has a name that is not a Trainer's own."""

@@ -256,3 +256,37 @@ def test_only_the_main_process_writes_and_prints(tmp_path: Path) -> None:
     assert outcomes[1].output == ""
     rows = next((tmp_path / "run/logs").glob("*/metrics.json")).read_text().splitlines()
     assert sum('"mine"' in row for row in rows) == 16  # once for each step
+
+
+class HezarSteps(Trainer):
+    """A step of the user's own: Accelerate's backward, and the plain optimizer's step."""
+
+    def training_step(self, batch: Any) -> dict[str, Any]:
+        outputs = self.forward(batch)
+        loss = self.compute_loss(outputs, **batch)
+        self.accelerator.backward(loss)
+        return {**outputs, "loss": loss.detach()}
+
+    def optimization_step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class PlainSteps(HezarSteps):
+    """The same with torch's own backward, which knows nothing of the other processes."""
+
+    def training_step(self, batch: Any) -> dict[str, Any]:
+        outputs = self.forward(batch)
+        loss = self.compute_loss(outputs, **batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return {**outputs, "loss": loss.detach()}
+
+
+@pytest.mark.parametrize("kind", [HezarSteps, PlainSteps])
+def test_steps_of_ones_own_are_those_of_one_process(kind: type[Trainer], tmp_path: Path) -> None:
+    def work() -> Any:
+        trainer = build("short last window", tmp_path, kind=kind, resume_from_checkpoint=False)
+        trainer.train()
+        return [trainer.state.loss_tracker_avg, trainer.state.update_step], weights_of(trainer)
+
+    assert_as_alone(work)

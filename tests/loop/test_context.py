@@ -183,7 +183,7 @@ class TestStep:
             ctx[name] = number
         ctx.clear(Lifecycle.BATCH)
         gone = {name for name in Step.__slots__ if getattr(ctx.step, name) is None}
-        assert gone == {"batch", "outputs", "loss", "loss_regular"}
+        assert gone == {"batch", "outputs", "loss", "loss_regular", "loss_task"}
 
     def test_a_name_of_a_step_may_be_given_another_life(self) -> None:
         ctx = Context()

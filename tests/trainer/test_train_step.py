@@ -373,7 +373,7 @@ class TestOptimizationStep:
         assert changed == [2, 4, 5, 7, 9, 10]
         assert trainer.state.update_step == 6
 
-    def test_it_is_called_on_every_step(self, toy: Build) -> None:
+    def test_it_is_called_on_the_last_micro_batch_of_every_window(self, toy: Build) -> None:
         calls: list[bool] = []
 
         class Watching(Trainer):
@@ -382,7 +382,7 @@ class TestOptimizationStep:
                 super().optimization_step()
 
         toy(Watching, gradient_accumulation_steps=2).train()
-        assert calls == [False, True, False, True, True]
+        assert calls == [True, True, True]
 
 
 class TestInnerTrainingLoop:

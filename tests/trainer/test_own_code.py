@@ -1,0 +1,340 @@
+"""A user's own code in a step, in the context and with the trainer's attributes: it counts, or it is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hezar_train import Trainer
+from hezar_train.errors import ConfigError, DataError, HookError
+from hezar_train.loop import Context, HookSet
+
+Build = Callable[..., Trainer]
+
+
+def weights_of(trainer: Trainer) -> list[float]:
+    return [value for parameter in trainer.model.parameters() for value in parameter.flatten().tolist()]
+
+
+def counts_of(trainer: Trainer) -> tuple[int, int, int]:
+    return trainer.state.global_step, trainer.state.update_step, trainer.state.samples_seen
+
+
+def trained(trainer: Trainer) -> Trainer:
+    trainer.train()
+    return trainer
+
+
+def step_alone(ctx: Context) -> None:
+    """Do what FederatedScope's own hook of that moment does."""
+    ctx.optimizer.zero_grad()
+    ctx.loss.backward()
+    ctx.optimizer.step()
+
+
+class HezarSteps(Trainer):
+    """Hezar's own two methods, as its source has them."""
+
+    def training_step(self, batch: Any) -> dict[str, Any]:
+        with self.accelerator.autocast():
+            outputs = self.forward(batch)
+        loss = self.compute_loss(outputs, **batch)
+        self.accelerator.backward(loss)
+        outputs["loss"] = loss.detach()
+        return outputs
+
+    def optimization_step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class PlainBackward(Trainer):
+    def training_step(self, batch: Any) -> dict[str, Any]:
+        outputs = self.forward(batch)
+        loss = self.compute_loss(outputs, batch["labels"])
+        loss.backward()  # type: ignore[no-untyped-call]
+        return {**outputs, "loss": loss.detach()}
+
+
+class TestSteps:
+    def test_a_hook_that_replaces_backward_and_steps_is_the_update(self, toy: Build) -> None:
+        default, own = toy(out="default"), toy()
+        own.replace_hook_in_train(step_alone, "on_batch_backward", "backward")
+        assert weights_of(trained(own)) == weights_of(trained(default))
+        assert counts_of(own) == counts_of(default) == (5, 5, 20)
+
+    def test_the_hooks_of_the_update_still_run(self, toy: Build) -> None:
+        seen: list[float | None] = []
+        own = toy()
+        own.replace_hook_in_train(step_alone, "on_batch_backward", "backward")
+        own.register_hook_in_train(lambda ctx: seen.append(ctx.loss_value), "on_update")
+        own.train()
+        assert len(seen) == 5
+        assert None not in seen
+
+    def test_in_the_middle_of_a_window_it_is_refused_before_it_changes_a_weight(self, toy: Build) -> None:
+        own = toy(gradient_accumulation_steps=2)
+        before = weights_of(own)
+        own.replace_hook_in_train(step_alone, "on_batch_backward", "backward")
+        with pytest.raises(HookError, match=r"stepped the optimizer on micro-batch 1 of 2.*closes_window"):
+            own.train()
+        assert weights_of(own) == before
+
+    @pytest.mark.parametrize("accumulation", [1, 2, 3])
+    def test_hezars_own_methods_in_a_subclass_train_as_ours(self, accumulation: int, toy: Build) -> None:
+        settings = {"gradient_accumulation_steps": accumulation, "num_epochs": 2, "optimizer": "sgd"}
+        default, own = toy(out="default", **settings), toy(HezarSteps, **settings)
+        assert weights_of(trained(own)) == pytest.approx(weights_of(trained(default)), rel=1e-6)
+        assert counts_of(own) == counts_of(default)
+        assert own.state.loss_tracker_avg == pytest.approx(default.state.loss_tracker_avg)
+
+    def test_a_plain_backward_of_ones_own_trains_as_ours(self, toy: Build) -> None:
+        assert weights_of(trained(toy(PlainBackward))) == weights_of(trained(toy(out="default")))
+
+    def test_a_plain_backward_in_a_window_of_several_is_refused_before_the_update(self, toy: Build) -> None:
+        own = toy(PlainBackward, gradient_accumulation_steps=2)
+        before = weights_of(own)
+        with pytest.raises(DataError, match=r"window of 2 micro-batches.*accelerator\.backward"):
+            own.train()
+        assert weights_of(own) == before
+
+    def test_gradients_that_a_scaler_scales_are_not_stepped_by_others(self, toy: Build, with_scaler: Any) -> None:
+        own = toy(HezarSteps, accelerator=with_scaler())
+        with pytest.raises(HookError, match=r"fp16.*super\(\)\.optimization_step\(\)"):
+            own.train()
+
+    def test_a_loss_that_is_not_finite_is_told_with_who_applied_it(self, toy: Build) -> None:
+        def spoil(ctx: Context) -> None:
+            ctx.loss = ctx.loss * float("nan")
+
+        own = toy()
+        own.register_hook_in_train(spoil, "on_batch_forward")
+        own.replace_hook_in_train(step_alone, "on_batch_backward", "backward")
+        with pytest.raises(ArithmeticError, match="your own code has applied it"):
+            own.train()
+
+    def test_an_optimizer_that_is_stepped_outside_of_a_run_is_left_alone(self, toy: Build) -> None:
+        own = toy()
+        own.optimizer.step()
+        own.train()
+        own.optimizer.step()
+        assert counts_of(own) == (5, 5, 20)
+
+    def test_backward_is_accelerates_own_again_after_the_run(self, toy: Build) -> None:
+        own = toy(HezarSteps, finetune_before_eval=True)
+        own.train()
+        assert "backward" not in vars(own.accelerator)
+
+
+class TestContext:
+    def default_and_changed(self, toy: Build, change: Any, moment: str = "on_batch_forward") -> tuple[Any, Any]:
+        default, changed = toy(out="default", optimizer="sgd"), toy(optimizer="sgd")
+        changed.register_hook_in_train(change, moment)
+        return trained(default), trained(changed)
+
+    @pytest.mark.parametrize("name", ["loss_batch", "loss_task", "loss"])
+    def test_a_loss_that_is_assigned_is_trained_on(self, name: str, toy: Build) -> None:
+        default, changed = self.default_and_changed(toy, lambda ctx: setattr(ctx, name, ctx.loss * 0))
+        assert weights_of(changed) == weights_of(toy(out="untrained"))
+        assert weights_of(default) != weights_of(changed)
+        assert (changed.state.loss_tracker_avg == 0.0) == (name != "loss_task")  # what is logged is the batch's
+
+    def test_a_batch_that_is_assigned_is_what_the_model_gets(self, toy: Build) -> None:
+        def empty(ctx: Context) -> None:
+            ctx.data_batch = {**ctx.data_batch, "x": torch.zeros_like(ctx.data_batch["x"])}
+
+        _, changed = self.default_and_changed(toy, empty, "on_batch_start")
+        assert changed.model.layer.weight.tolist() == toy(out="untrained").model.layer.weight.tolist()  # type: ignore[union-attr, operator]
+
+    def test_a_limit_of_the_gradients_that_is_assigned_is_used(self, toy: Build) -> None:
+        def limit(ctx: Context) -> None:
+            ctx.grad_clip = 1e-3
+
+        _, changed = self.default_and_changed(toy, limit, "on_fit_start")
+        clipped = trained(toy(out="clipped", optimizer="sgd", max_grad_norm=1e-3))
+        assert changed.ctx.grad_clip == 1e-3
+        assert weights_of(changed) == weights_of(clipped)
+
+    def test_a_forward_of_ones_own_may_set_the_loss_alone(self, toy: Build) -> None:
+        def forward(ctx: Context) -> None:
+            ctx.y_prob = ctx.model(ctx.data_batch["x"])
+            ctx.loss_batch = functional.cross_entropy(ctx.y_prob, ctx.data_batch["labels"])
+
+        own = toy()
+        own.replace_hook_in_train(forward, "on_batch_forward", "forward")
+        assert weights_of(trained(own)) == weights_of(trained(toy(out="default")))
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "model",
+            "optimizer",
+            "scheduler",
+            "criterion",
+            "regularizer",
+            "num_samples",
+            "config",
+            "train_loader",
+            "data",
+        ],
+    )
+    def test_what_the_loop_would_not_look_at_is_refused_by_name(self, name: str, toy: Build) -> None:
+        own = toy()
+        own.register_hook_in_train(lambda ctx: setattr(ctx, name, None), "on_batch_start")
+        with pytest.raises(HookError, match=rf"ctx\.{name} was assigned, which would change nothing"):
+            own.train()
+
+
+class TestHooks:
+    def test_the_hooks_of_a_moment_are_a_list_that_may_be_changed(self, toy: Build) -> None:
+        seen: list[str] = []
+        own = toy()
+        own.hooks_in_train["on_batch_end"].append(lambda ctx: seen.append("appended"))
+        own.hooks_in_train["on_batch_end"].insert(0, lambda ctx: seen.append("first"))
+        own.train()
+        assert seen == ["first", "appended"] * 5
+        assert own.hooks_in_train.names("on_batch_end")[-1] == "due"
+
+    def test_all_hooks_of_a_moment_may_be_taken_out_and_the_run_counts_and_ends(self, toy: Build) -> None:
+        own = toy(max_steps=7, num_epochs=3)
+        for moment in ("on_batch_end", "on_epoch_end", "on_fit_end"):
+            assert own.reset_hook_in_train(moment) == -1
+        own.train()
+        assert counts_of(own)[0] == 7
+
+    @pytest.mark.parametrize("name", ["count", "keep_place", "due"])
+    def test_what_a_run_needs_to_end_stays(self, name: str, toy: Build) -> None:
+        own = toy()
+        hooks = own.hooks_in_train["on_batch_end"]
+        with pytest.raises(HookError, match=f"{name}.*is required"):
+            own.reset_hook_in_train("on_batch_end", name)
+        with pytest.raises(HookError, match=f"{name}.*is required"):
+            own.replace_hook_in_train(print, "on_batch_end", name)
+        with pytest.raises(HookError, match="is required"):
+            hooks.clear()
+        assert name in own.hooks_in_train.names("on_batch_end")
+
+    def test_a_hook_set_for_one_call_without_them_is_refused(self, toy: Build) -> None:
+        with pytest.raises(HookError, match=r"lack.*count.*hooks_in_train\.copy"):
+            toy().train(hooks_set=HookSet())
+
+    def test_another_hook_set_cannot_take_the_place_of_one(self, toy: Build) -> None:
+        own = toy()
+        with pytest.raises(TypeError):
+            own.hooks["train"] = HookSet()  # type: ignore[index]
+
+    def test_an_inner_loop_that_trains_nothing_is_refused_and_does_not_go_on_for_ever(self, toy: Build) -> None:
+        class Idle(Trainer):
+            def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+                return {"loss": 0.0}
+
+        with pytest.raises(HookError, match="an epoch went by without a step"):
+            toy(Idle).train()
+
+    def test_a_stop_that_is_asked_for_before_the_first_step_is_no_empty_data(self, toy: Build) -> None:
+        own = toy(num_epochs=2)
+        own.register_hook_in_train(
+            lambda ctx: own.request_stop("enough") if own.state.epoch == 2 else None, "on_epoch_start"
+        )
+        own.train()
+        assert (own.state.global_step, own.state.stop_reason) == (5, "enough")
+
+
+class TestMethodsOfDoors:
+    @pytest.mark.parametrize(
+        ("name", "door"),
+        [
+            ("_hook_on_batch_forward", "federatedscope"),
+            ("_run_epoch", "federatedscope"),
+            ("register_default_hooks_train", "federatedscope"),
+            ("before_step", "libai"),
+            ("_init_optimizer", "lernomatic"),
+        ],
+    )
+    def test_one_that_a_trainer_never_calls_is_told_with_the_door_that_does(
+        self, name: str, door: str, toy: Build
+    ) -> None:
+        kind = type("Own", (Trainer,), {name: lambda self: None})
+        with pytest.raises(ConfigError, match=rf"Own has {name}, .*from hezar_train\.compat\.{door} import Trainer"):
+            toy(kind)
+
+
+class TestAttributes:
+    @pytest.mark.parametrize(
+        ("name", "value", "way"),
+        [
+            ("num_epochs", 9, r"reconfigure\(config\)"),
+            ("learning_rate", 1.0, "build a new Trainer"),
+            ("criterion", nn.MSELoss(), "compute_loss"),
+            ("model", nn.Linear(4, 3), "build a new Trainer"),
+            ("optimizer", None, "build_optimizer"),
+            ("train_dataset", [], "reconfigure"),
+        ],
+    )
+    def test_one_without_effect_is_refused(self, name: str, value: Any, way: str, toy: Build) -> None:
+        own = toy()
+        with pytest.raises(AttributeError, match=rf"trainer\.{name} was assigned, which would change nothing.*{way}"):
+            setattr(own, name, value)
+        assert own.train().num_samples == 20
+
+    def test_a_field_of_the_trainers_config_cannot_be_assigned_and_a_copy_can(self, toy: Build) -> None:
+        own = toy()
+        with pytest.raises(ConfigError, match="num_epochs=9 was assigned to the config of a trainer that is built"):
+            own.config.num_epochs = 9
+        wanted = copy.deepcopy(own.config).update(num_epochs=2)
+        own.reconfigure(wanted)
+        wanted.num_epochs = 3  # the user's own is free
+        own.train()
+        assert own.state.epoch == 2
+
+    def test_ones_own_attributes_are_free(self, toy: Build) -> None:
+        own = toy()
+        own.note = "mine"  # type: ignore[attr-defined]
+        assert own.note == "mine"  # type: ignore[attr-defined]
+
+
+class TwoNets(Trainer):
+    """Trains a second network by an optimizer of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        torch.manual_seed(3)
+        self.critic = nn.Linear(4, 1)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=0.1)
+
+    def training_step(self, batch: Any) -> dict[str, Any]:
+        self.critic_optimizer.zero_grad()
+        self.critic(batch["x"]).square().mean().backward()
+        self.critic_optimizer.step()
+        return super().training_step(batch)
+
+
+class TestOwnOptimizers:
+    def test_they_and_what_they_train_are_resumed_bit_by_bit(self, toy: Build) -> None:
+        unbroken = trained(toy(TwoNets, out="unbroken", num_epochs=2))
+        trained(toy(TwoNets, num_epochs=1))
+        resumed = trained(toy(TwoNets, num_epochs=2, resume_from_checkpoint=True))
+        assert resumed.critic.state_dict().keys() == unbroken.critic.state_dict().keys()  # type: ignore[attr-defined]
+        for name, value in unbroken.critic.state_dict().items():  # type: ignore[attr-defined]
+            assert torch.equal(resumed.critic.state_dict()[name], value)  # type: ignore[attr-defined]
+        ours, theirs = (one.critic_optimizer.state_dict()["state"] for one in (resumed, unbroken))  # type: ignore[attr-defined]
+        assert all(torch.equal(ours[key]["exp_avg_sq"], theirs[key]["exp_avg_sq"]) for key in theirs)
+
+    def test_one_that_a_user_has_registered_is_kept_once(self, toy: Build) -> None:
+        own = toy(TwoNets)
+        own.register_for_checkpointing("mine", own.critic_optimizer)  # type: ignore[attr-defined]
+        own.train()
+        names = [hook.name for hook in own.parts.checkpointing.hooks]
+        assert sorted(names) == ["checkpointed.attribute.critic", "checkpointed.mine"]
+
+    def test_parameters_that_no_checkpoint_would_hold_are_told(self, toy: Build) -> None:
+        own = toy()
+        own.adam = torch.optim.Adam([torch.zeros(2, requires_grad=True)])  # type: ignore[attr-defined]
+        with pytest.raises(DataError, match=r"adam of the trainer steps parameters that no checkpoint would hold"):
+            own.train()
