@@ -6,12 +6,14 @@ in every checkpoint of its call, so a call that was killed goes on towards the s
 
 `RegularizedOptimizer` is the same term for any optimizer, towards a reference of the caller's: weight * (p - reference)
 is added to each gradient before a step. The optimizer itself stays the object it was, so schedules, scalers and the
-trainer's own steps keep working. No checkpoint holds the reference.
+trainer's own steps keep working. Its `state_dict` holds the reference. An optimizer that is wrapped again has one term,
+the last one's.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -108,13 +110,18 @@ def _copies(model: nn.Module) -> Weights:
     return {name: p.detach().clone() for name, p in unwrap(model).named_parameters() if p.requires_grad}
 
 
+_HANDLES: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
+
+
 class RegularizedOptimizer:
     """An optimizer with a proximal term towards a reference; everything else is the optimizer's own."""
 
     def __init__(self, optimizer: Optimizer, regular_weight: float) -> None:
-        self.optimizer, self._weight = optimizer, regular_weight
+        self.optimizer, self.regular_weight = optimizer, regular_weight
         self._compared: list[list[torch.Tensor]] | None = None
-        optimizer.register_step_pre_hook(lambda *_: self.regularize_by_para_diff())
+        if (before := _HANDLES.pop(optimizer, None)) is not None:  # else the term would be added once for each wrapping
+            before.remove()
+        _HANDLES[optimizer] = optimizer.register_step_pre_hook(lambda *_: self.regularize_by_para_diff())
 
     def set_compared_para_group(self, groups: Iterable[Mapping[str, Any]]) -> None:
         """Copy the parameters of groups, one for each of the optimizer's, as the reference."""
@@ -135,7 +142,16 @@ class RegularizedOptimizer:
         for group, compared in zip(self.optimizer.param_groups, self._compared or (), strict=False):
             for parameter, reference in zip(group["params"], compared, strict=True):
                 if parameter.grad is not None:
-                    parameter.grad = parameter.grad + self._weight * (parameter - reference.to(parameter.device))
+                    parameter.grad = parameter.grad + self.regular_weight * (parameter - reference.to(parameter.device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state and the reference."""
+        return {"optimizer": self.optimizer.state_dict(), "compared": self._compared}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        self._compared = state["compared"]
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer, with the difference in its gradients."""

@@ -17,12 +17,14 @@ from hezar_train.compat.federatedscope import (
     MODE,
     Context,
     DittoTrainer,
-    GeneralMultiModelTrainer,
     MultiModelTrainer,
     Trainer,
     TrainerConfig,
     get_trainer,
     wrap_DittoTrainer,
+)
+from hezar_train.compat.federatedscope import (
+    CopiedModelsTrainer as GeneralMultiModelTrainer,
 )
 from hezar_train.errors import ConfigError, DataError
 

@@ -18,7 +18,6 @@ from hezar_train.compat.federatedscope import (
     HOOK_TRIGGER,
     LIFECYCLE,
     MODE,
-    Context,
     CtxVar,
     Trainer,
     TrainerConfig,
@@ -26,6 +25,7 @@ from hezar_train.compat.federatedscope import (
     lifecycle,
 )
 from hezar_train.errors import ConfigError, DataError, HookError
+from hezar_train.loop import Context
 
 Build = Callable[..., Trainer]
 

@@ -12,10 +12,12 @@ from torch import nn
 
 from hezar_train.compat.federatedscope import (
     Context,
-    GeneralMultiModelTrainer,
     MultiModelTrainer,
     Trainer,
     TrainerConfig,
+)
+from hezar_train.compat.federatedscope import (
+    CopiedModelsTrainer as GeneralMultiModelTrainer,
 )
 from hezar_train.errors import ConfigError, DataError
 

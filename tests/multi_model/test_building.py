@@ -12,7 +12,7 @@ from torch import nn
 from workload import NoisyPoints
 
 from hezar_train import MultiModelTrainer, Trainer
-from hezar_train.compat.federatedscope import GeneralMultiModelTrainer
+from hezar_train.compat.federatedscope import CopiedModelsTrainer as GeneralMultiModelTrainer
 from hezar_train.errors import CheckpointError, ConfigError, DataError, HookError
 
 SHARED = Plain(0)

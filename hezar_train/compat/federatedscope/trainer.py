@@ -1,37 +1,7 @@
-"""FederatedScope's trainer: `from hezar_train.compat.federatedscope import Trainer, CtxVar, LIFECYCLE, MODE`.
+"""FederatedScope's verbs over a `TrainerConfig`: `Trainer(config, model, data)`, models by name, Ditto.
 
-A worker's trainer over this loop. A routine (train, evaluate, finetune) is made of hooks at the moments of
-`HOOK_TRIGGER`; a hook is a function of the context and is known by its name:
-
-    on_fit_start
-      on_epoch_start
-        on_batch_start  on_batch_forward  on_batch_backward  on_batch_end
-      on_epoch_end
-    on_fit_end
-
-What FederatedScope calls so, and where it is:
-
-    Trainer(model, data, device, config)    Trainer(config, model, data); data is a dict of splits, as parse_data reads
-                                            it: datasets, loaders, or arrays as {"x": ..., "y": ...}
-    train, evaluate, finetune               the trainer's; train() unpacks as num_samples, model_para, eval_metrics
-    update, get_model_para                  the trainer's; copies, without what local_param keeps at home
-    save_model, load_model                  the trainer's; one file of plain tensors, with the round
-    discharge_model                         the trainer's; offload_after_routine does it after every call
-    cfg                                     the trainer's; assigning another config works out data and plan again
-    hooks_in_train, _eval, _ft              the trainer's, with register_hook_in_*, reset_hook_in_*, replace_hook_in_*
-    print_trainer_meta_info                 the trainer's; it returns the text
-    ctx                                     Context, CtxVar, LIFECYCLE, lifecycle; every documented name is in it
-    MODE, TRIGGER, HOOK_TRIGGER             the words for modes and moments
-    BaseTrainer                             the four methods that a worker asks for
-    get_trainer, register_trainer           trainers by name; plug-ins with register_plugin, in their PLUGIN_ORDER
-    Monitor, MetricCalculator               its metrics, over all samples of a split; register_metric adds one
-    wrap_fedprox_trainer, sam_trainer       wrap_fedprox_trainer(trainer, mu), wrap_sam_trainer(trainer, rho), or pass
-                                            hooks=[FedProx(mu)], [SAM(rho)], [ASAM(rho, eta)]
-    wrap_DittoTrainer                       the same, or a DittoTrainer: a personal model beside the global one
-    wrap_regularized_optimizer              an optimizer that is drawn to reference values
-    register_regularizer                    a function of the context, for `regularizer` in the config
-    GeneralMultiModelTrainer                several models alike; MultiModelTrainer: models by name
-    calculate_batch_epoch_num               how long a call of train() is
+Its hooks and context are the plain Trainer's. FederatedScope's own routines, hook names and nested config are those of
+`GeneralTorchTrainer`.
 """
 
 from __future__ import annotations
@@ -51,78 +21,54 @@ from hezar_train.checkpoint import load_round, round_tensors, unwrap, write_roun
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Splits, parse_splits
 from hezar_train.errors import ConfigError
-from hezar_train.federated import (
-    ASAM,
-    PLUGIN_ORDER,
-    SAM,
-    BaseTrainer,
-    FedProx,
-    MetricCalculator,
-    Monitor,
-    RegularizedOptimizer,
-    is_larger_better,
-    register_metric,
-    register_plugin,
-    register_trainer,
-    wrap_fedprox_trainer,
-    wrap_regularized_optimizer,
-    wrap_sam_trainer,
-)
-from hezar_train.loop import HOOK_TRIGGER, LIFECYCLE, TRIGGER, Context, CtxVar, Hook, lifecycle
+from hezar_train.loop import Hook
 from hezar_train.metrics import MetricsHandler
 from hezar_train.multi_model import MultiModelTrainer as PlainMultiModelTrainer
-from hezar_train.plan import calculate_batch_epoch_num
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.assemble import in_order
 from hezar_train.trainer.export import exchanged_names
-from hezar_train.trainer.model_runner import register_regularizer
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = [
-    "ASAM",
-    "HOOK_TRIGGER",
-    "LIFECYCLE",
-    "MODE",
-    "PLUGIN_ORDER",
-    "SAM",
-    "TRIGGER",
-    "BaseTrainer",
-    "Context",
-    "CtxVar",
-    "DittoTrainer",
-    "FedProx",
-    "GeneralMultiModelTrainer",
-    "GeneralTorchTrainer",
-    "MetricCalculator",
-    "Monitor",
-    "MultiModelTrainer",
-    "RegularizedOptimizer",
-    "Trainer",
-    "TrainerConfig",
-    "calculate_batch_epoch_num",
-    "get_trainer",
-    "is_larger_better",
-    "lifecycle",
-    "register_metric",
-    "register_plugin",
-    "register_regularizer",
-    "register_trainer",
-    "wrap_DittoTrainer",
-    "wrap_fedprox_trainer",
-    "wrap_regularized_optimizer",
-    "wrap_sam_trainer",
-]
+__all__ = ["CopiedModelsTrainer", "DittoTrainer", "MultiModelTrainer", "Trainer", "refuse_methods_of_general"]
 
 MODE = Mode
+OF_GENERAL = frozenset(
+    {
+        "_run_batch", "_run_epoch", "_run_routine", "_switch_model_ctx", "register_default_hooks_eval",
+        "register_default_hooks_ft", "register_default_hooks_train", "setup_data",
+    }
+)  # fmt: skip
+"""Methods that only a `GeneralTorchTrainer` calls."""
+
+
+def refuse_methods_of_general(kind: type) -> None:
+    """Raise if a trainer of a TrainerConfig has methods that nobody would call."""
+    theirs = [name for name in dir(kind) if name in OF_GENERAL or name.startswith("_hook_on_")]
+    found = sorted(name for name in theirs if not hasattr(PlainMultiModelTrainer, name))
+    if found:
+        raise ConfigError(
+            f"{kind.__name__} has {', '.join(found)}, which a Trainer(config, model, data) never calls. Let it be a "
+            "GeneralTorchTrainer(model, data, device, config)."
+        )
+
+
+def _refuse_other_config(config: Any) -> None:
+    if config is not None and not isinstance(config, TrainerConfig):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; a Trainer takes (config, model, data) with a TrainerConfig. "
+            "FederatedScope's (model, data, device, config) is GeneralTorchTrainer's."
+        )
 
 
 class Trainer(PlainTrainer):
     """A Trainer whose data may be parsed in a way of its own, and whose model is saved round by round."""
 
     config: TrainerConfig
+    _has_own_routines = False
+    """Whether FederatedScope's own routines and hooks run in the place of the loop's."""
 
     def __init__(
         self,
@@ -139,6 +85,9 @@ class Trainer(PlainTrainer):
         hooks: Iterable[Hook | None] = (),
     ) -> None:
         self.config, model = in_order(config, model)
+        if not self._has_own_routines:
+            refuse_methods_of_general(type(self))
+            _refuse_other_config(self.config)
         has_own_parser = type(self).parse_data is not Trainer.parse_data
         splits = Splits.of(train_dataset, eval_dataset, self.parse_data if has_own_parser else None)
         super().__init__(
@@ -187,15 +136,12 @@ class Trainer(PlainTrainer):
         )
 
 
-GeneralTorchTrainer = Trainer
-
-
 class MultiModelTrainer(PlainMultiModelTrainer, Trainer):
     """Several models by name, `hezar_train.MultiModelTrainer`, with the names of this module's Trainer."""
 
 
-class GeneralMultiModelTrainer(MultiModelTrainer):
-    """FederatedScope's way to build it: a number of models alike, from one model or from a trainer.
+class CopiedModelsTrainer(MultiModelTrainer):
+    """A number of models alike, from one model or from a trainer of a TrainerConfig.
 
     Of a trainer it takes the data, the collator, the preprocessor and copies of the model; the trainer stays as it is.
     """
@@ -212,7 +158,7 @@ class GeneralMultiModelTrainer(MultiModelTrainer):
             data = dict(base_trainer.splits.data) if base_trainer.splits.is_dict else base_trainer.train_dataset
             kept = ("eval_dataset", "data_collator", "preprocessor")
             others = {name: getattr(base_trainer, name) for name in kept} | others
-        makes_own = type(self).init_multiple_models is not GeneralMultiModelTrainer.init_multiple_models
+        makes_own = type(self).init_multiple_models is not CopiedModelsTrainer.init_multiple_models
         if (model is None and not makes_own) or config is None or data is None:
             raise ConfigError("give model, data and config, or a base_trainer that has them")
         del device  # the config says where
@@ -230,16 +176,3 @@ class GeneralMultiModelTrainer(MultiModelTrainer):
 
 class DittoTrainer(federated.DittoTrainer, MultiModelTrainer):
     """Ditto's two models, `hezar_train.federated.DittoTrainer`, with the names of this module's Trainer."""
-
-
-def wrap_DittoTrainer(  # noqa: N802 - the name that FederatedScope gives it
-    base_trainer: PlainTrainer, regular_weight: float = 0.1, personal_steps: int | None = None
-) -> federated.DittoTrainer:
-    """Return a DittoTrainer of another trainer's config, model, data and hook objects."""
-    return federated.wrap_DittoTrainer(base_trainer, regular_weight, personal_steps, kind=DittoTrainer)
-
-
-def get_trainer(*given: Any, **settings: Any) -> Any:
-    """Build a trainer by name, as `hezar_train.federated.get_trainer` does, with the names of this module's Trainer."""
-    kinds: dict[Any, Any] = {PlainTrainer: Trainer, federated.DittoTrainer: DittoTrainer}
-    return federated.get_trainer(*given, kinds=kinds, **settings)
