@@ -8,8 +8,13 @@
                       data_collator=train_dataset.data_collator, preprocessor=preprocessor)
     trainer.train()
 
-Hezar's documented names are this package's own, so there is nothing to translate: every name is the very object that
-`hezar_train` has under the same name. Only the handlers of tasks are called otherwise here:
+Hezar's documented names are this package's own, so there is nothing to translate: every name but `Trainer` is the very
+object that `hezar_train` has under the same name. This `Trainer` differs from the plain one in what two names return:
+
+    device             "cuda" or "cpu", a text (the plain one: a `torch.device`)
+    load_csv_logs()    a row for each epoch, as `{column: {number of the row: value}}` (the plain one: every row logged)
+
+The handlers of tasks are called otherwise here:
 
     Hezar                               hezar_train.metrics.handlers
     TextClassificationMetricsHandler    ClassificationHandler
@@ -20,6 +25,11 @@ Hezar's documented names are this package's own, so there is nothing to translat
 """
 
 from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
 
 from hezar_train.config import MetricConfig, TrainerConfig
 from hezar_train.data import (
@@ -39,7 +49,7 @@ from hezar_train.metrics.handlers import ErrorRateHandler as SpeechRecognitionMe
 from hezar_train.metrics.handlers import SequenceLabelingHandler as SequenceLabelingMetricsHandler
 from hezar_train.metrics.handlers import TextGenerationHandler as TextGenerationMetricsHandler
 from hezar_train.state import TrainerState
-from hezar_train.trainer import Trainer
+from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.types import LRSchedulerType, MetricType, OptimizerType, PrecisionType, TaskType
 
 __all__ = [
@@ -72,3 +82,38 @@ __all__ = [
     "build_metric",
     "register_metric",
 ]
+
+ROW_NAMES = ("step", "train.loss")
+EVALUATION = "evaluation."
+
+
+class Trainer(PlainTrainer):
+    """The Trainer, with what Hezar's `device` and `load_csv_logs` return."""
+
+    @property
+    def device(self) -> str:
+        """Return the kind of device, as Hezar names it: "cuda" or "cpu"."""
+        return str(self.runtime.device.type)
+
+    def load_csv_logs(self, logs_dir: str | os.PathLike[str] | None = None) -> dict[str, dict[int, float]]:
+        """Read the CSV log as Hezar does: a row for each epoch that has ended, with the mean loss and the metrics."""
+        columns = super().load_csv_logs(logs_dir)
+        rows = _ends_of_epochs(columns)
+        is_own = logs_dir is None and rows and not self.state.epoch_finished
+        if is_own and self.state.stop_reason is None and rows[-1]["step"] != self.total_steps:
+            rows.pop()  # of the epoch under way
+        names = [*ROW_NAMES, *(name for name in columns if name.startswith(EVALUATION))]
+        return {name: {number: row.get(name, math.nan) for number, row in enumerate(rows)} for name in names}
+
+
+def _ends_of_epochs(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return for each epoch what its last step has logged, which may be in several rows."""
+    last = dict(
+        zip(columns["epoch"], columns["step"], strict=True)
+    )  # rows are in order: the last step of an epoch stays
+    found: dict[int, dict[str, Any]] = {epoch: {} for epoch in last}
+    for number, (epoch, step) in enumerate(zip(columns["epoch"], columns["step"], strict=True)):
+        if step == last[epoch]:
+            values = {name: cells[number] for name, cells in columns.items()}
+            found[epoch] |= {name: value for name, value in values.items() if not math.isnan(value)}
+    return list(found.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hezar_train.config.fields import MetricConfig
+from hezar_train.config.fields import MetricConfig, metric_config_of
 from hezar_train.config.files import read_mapping, to_json, to_plain, to_yaml, write_atomically, write_mapping
 from hezar_train.config.names import optimizer_name, precision_name, scheduler_name
 from hezar_train.config.trainer_config import CONFIG_FILE, TrainerConfig
@@ -11,6 +11,7 @@ __all__ = [
     "CONFIG_FILE",
     "MetricConfig",
     "TrainerConfig",
+    "metric_config_of",
     "optimizer_name",
     "precision_name",
     "read_mapping",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from hezar_train.config.checks import (
@@ -63,6 +63,7 @@ __all__ = [
     "RunFields",
     "ScheduleFields",
     "StoppingFields",
+    "metric_config_of",
     "metric_to_plain",
     "metrics_from_plain",
     "problems_of_metric",
@@ -75,6 +76,9 @@ FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 """Keywords of an optimizer that the config has a field for, where alone they are given."""
 
 SHOWN_SCHEDULERS = f"{choices(SHORT_SCHEDULERS)}, any class of torch.optim.lr_scheduler"
+
+MARKS_OF_HEZAR = ("name", "config_type")
+"""Fields by which Hezar knows the kind of a config."""
 
 STOPPING_MODES = ("best", "mean", "window")
 """What an evaluation is compared with: the best so far, the mean of the last ones, or the one so many before."""
@@ -452,15 +456,37 @@ class MetricConfig:
         return {name: to_plain(value) for name, value in vars(self).items()}
 
 
+def metric_config_of(metric: Any) -> Any:
+    """Return a metric's config as one of ours: from a mapping, or from a config object of Hezar's; others as they are.
+
+    Of Hezar's only what differs from its class's defaults is taken over, so that it is what its name alone would be.
+    """
+    if isinstance(metric, Mapping):
+        return MetricConfig(**{str(key): value for key, value in metric.items()})
+    if not _is_of_hezar(metric):
+        return metric
+    told = {one.name: getattr(metric, one.name) for one in fields(metric) if one.name not in MARKS_OF_HEZAR}
+    defaults = {one.name: one.default for one in fields(metric)}
+    chosen = {name: value for name, value in told.items() if value != defaults[name]}
+    own = {name: chosen.pop(name) for name in ("objective", "output_keys", "n_decimals") if name in chosen}
+    return MetricConfig(name=str(metric.name), options=chosen, **own)
+
+
+def _is_of_hezar(metric: Any) -> bool:
+    """Tell whether something is a metric's config as Hezar has them; its package is not imported for that."""
+    is_object = is_dataclass(metric) and not isinstance(metric, type)
+    return is_object and str(getattr(metric, "config_type", None)) == "metric"
+
+
 def problems_of_metric(metric: Any) -> Iterator[str]:
     """Yield what is wrong with one item of a list of metrics."""
     if isinstance(metric, str):
         yield from text("a name", metric)
     elif isinstance(metric, MetricConfig):
         yield from metric.problems()
-    elif isinstance(metric, Mapping):
+    elif isinstance(metric, Mapping) or _is_of_hezar(metric):
         try:
-            MetricConfig(**{str(key): value for key, value in metric.items()})
+            metric_config_of(metric)
         except ConfigError as error:
             yield from error.problems
     elif not callable(metric) and not callable(getattr(metric, "compute", None)):
@@ -477,16 +503,14 @@ def metric_to_plain(metric: Any) -> Any:
 
 
 def metrics_from_plain(metrics: Any) -> Any:
-    """Rebuild the mappings of a list of metrics; what cannot be rebuilt is left as it is, for the checks to tell."""
+    """Rebuild the configs in a list of metrics; what cannot be rebuilt is left as it is, for the checks to tell."""
     if not isinstance(metrics, list | tuple):
         return metrics
     return [_rebuilt(metric) for metric in metrics]
 
 
 def _rebuilt(metric: Any) -> Any:
-    if not isinstance(metric, Mapping) or list(problems_of_metric(metric)):
-        return metric
-    return MetricConfig(**metric)
+    return metric if list(problems_of_metric(metric)) else metric_config_of(metric)
 
 
 @dataclass(kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -88,6 +89,7 @@ def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
 
 def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order) -> Source:
     """Rebuild a plain or random loader on our sampler; keep one that has its own sampler or state."""
+    loader = _before_accelerate(loader, order)
     if order.num_processes > 1 and isinstance(loader.sampler, DistributedSampler):
         raise DataError(
             "the DataLoader has a DistributedSampler, and the trainer shares samples out among processes itself, so "
@@ -107,6 +109,35 @@ def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order
         return SamplerSource(loader, collate, own)
     own = replace(own, shuffle=order.shuffle and isinstance(loader.sampler, RandomSampler))
     return MapSource(loader.dataset, collate, own, drop_last=loader.drop_last)  # type: ignore[arg-type]
+
+
+def _before_accelerate(loader: DataLoader[Any], order: Order) -> DataLoader[Any]:
+    """Return a loader as it was before `accelerator.prepare(loader)`: here samples are shared out by the trainer."""
+    prepared = getattr(loader, "base_dataloader", None)
+    if prepared is None:
+        return loader
+    given: dict[str, Any] = {
+        name: getattr(prepared, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
+    }
+    if not is_stream(prepared.dataset):
+        batches = _inside(prepared.batch_sampler, "BatchSamplerShard", "batch_sampler")
+        if type(batches) is not BatchSampler:
+            return DataLoader(prepared.dataset, batch_sampler=batches, **given)
+        cut: dict[str, Any] = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+        return DataLoader(prepared.dataset, sampler=batches.sampler, **cut, **given)
+    stream = _inside(prepared.dataset, "IterableDatasetShard", "dataset")
+    if stream is prepared.dataset and order.num_processes > 1:
+        raise DataError(
+            "the DataLoader of an iterable dataset was given to accelerator.prepare(), which shares out its samples, "
+            "and so does the trainer, so that some would never be seen. Return it without prepare()."
+        )
+    size = getattr(prepared.dataset, "batch_size", prepared.batch_size) if stream is not prepared.dataset else None
+    return DataLoader(stream, batch_size=size or prepared.batch_size, drop_last=prepared.drop_last, **given)
+
+
+def _inside(owner: Any, wrapper: str, attribute: str) -> Any:
+    """Return what a wrapper of Accelerate's holds, and anything else as it is; known by name, as it is not needed."""
+    return getattr(owner, attribute) if type(owner).__name__ == wrapper else owner
 
 
 def _has_plain_order(loader: DataLoader[Any]) -> bool:

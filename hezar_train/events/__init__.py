@@ -11,7 +11,16 @@ The modules:
 
 from __future__ import annotations
 
-from hezar_train.events.history import AverageMeter, History, HistoryBuffer, MetricsTracker, Scalar, smooth_loss
+from hezar_train.events.history import (
+    AverageMeter,
+    History,
+    HistoryBuffer,
+    LossTracker,
+    MetricsTracker,
+    Scalar,
+    is_same_number,
+    smooth_loss,
+)
 from hezar_train.events.run_records import (
     FAILED,
     FINISHED,
@@ -70,6 +79,7 @@ __all__ = [
     "JSONWriter",
     "Ledger",
     "LedgerLine",
+    "LossTracker",
     "MetricsTracker",
     "Row",
     "Scalar",
@@ -83,6 +93,7 @@ __all__ = [
     "ended_for_good",
     "flatten_results_dict",
     "get_event_storage",
+    "is_same_number",
     "keep_until",
     "load_csv",
     "print_csv_format",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import statistics
 from collections import deque
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hezar_train.config.files import write_atomically
-from hezar_train.errors import DataError
+from hezar_train.errors import DataError, HezarTrainError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +30,12 @@ __all__ = [
     "AverageMeter",
     "History",
     "HistoryBuffer",
+    "LossTracker",
     "MetricsTracker",
     "SavedHistory",
     "Scalar",
     "as_scalar",
+    "is_same_number",
     "read_histories",
     "read_scalars",
     "smooth_loss",
@@ -298,6 +301,33 @@ class AverageMeter:
 
     def _mean(self) -> float:
         return self.sum / self.count if self.count else 0.0
+
+
+class LossTracker(AverageMeter):
+    """The mean of a run's training loss when it was asked for; only the run itself adds to it."""
+
+    def __init__(self, total: float, weight: float, last: float) -> None:
+        super().__init__("train.loss")
+        self.sum, self.count, self.val = total, weight, last  # type: ignore[assignment]
+        self.avg = self._mean()
+
+    def update(self, val: float, n: int = 1) -> None:
+        del n
+        raise HezarTrainError(
+            f"train_loss_tracker.update({val!r}) would change nothing: the run counts the loss of each step itself. "
+            "A step of your own returns its loss from training_step(), or tells it with trainer.note_loss(loss)."
+        )
+
+    def reset(self) -> None:
+        raise HezarTrainError(
+            "train_loss_tracker.reset() would change nothing: the mean is that of the whole run, which a resume goes "
+            "on with. The mean since the last row is logged as train.recent_loss."
+        )
+
+
+def is_same_number(one: float | None, other: float | None) -> bool:
+    """Tell whether two numbers are the same, as NaN is itself here; None is none."""
+    return one is not None and other is not None and (one == other or (math.isnan(one) and math.isnan(other)))
 
 
 class MetricsTracker:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from hezar_train.config import MetricConfig
+from hezar_train.config import MetricConfig, metric_config_of
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.metrics.adapters import CollectedMetric
 from hezar_train.metrics.classification import share_counts
@@ -218,7 +218,7 @@ class MetricsHandler:
         return metrics
 
     def _build(self, metric: Any) -> Metric:
-        spec = MetricConfig(**metric) if isinstance(metric, Mapping) else metric
+        spec = metric_config_of(metric)
         name = spec.name if isinstance(spec, MetricConfig) else spec
         if isinstance(name, str) and not self._computes(name):
             known = choices(self.valid_metrics) or "none, only the loss"

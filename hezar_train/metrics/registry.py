@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from hezar_train.config import MetricConfig
+from hezar_train.config import MetricConfig, metric_config_of
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.metrics.adapters import (
     CollectedMetric,
@@ -87,10 +87,7 @@ def build_metric(metric: Any, defaults: Mapping[str, Any] | None = None) -> Metr
     """
     if isinstance(metric, Metric):
         return metric
-    if isinstance(metric, Mapping):
-        metric = MetricConfig(**metric)
-    if isinstance(metric, str):
-        metric = MetricConfig(name=str(metric))
+    metric = MetricConfig(name=str(metric)) if isinstance(metric, str) else metric_config_of(metric)
     if not isinstance(metric, MetricConfig):
         return _adapted(metric)
     built = _by_config(metric, defaults or {})

@@ -2,7 +2,8 @@
 
 `build_runtime` builds or takes the Accelerator. What Accelerate made is compared with what was asked for, because it
 drops requests silently: fp16 on a CPU runs as fp32, a launcher's processes may come up as separate worlds. Whatever is
-not as asked stops the run with a sentence. `prepare_model` brings a model to the device, spread over the processes and
+not as asked stops the run with a sentence, but for fp16 with `use_cpu`, which trains in full precision and says so.
+`prepare_model` brings a model to the device, spread over the processes and
 compiled, as the config says; `to_device` does so for a batch.
 
 Of Accelerate's plug-ins FSDP2 (`accelerate launch --use_fsdp --fsdp_version 2`) is honoured: it decides how the model
@@ -94,8 +95,18 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
     return runtime
 
 
+def _precision(config: TrainerConfig) -> str:
+    """Return the precision to ask for; who says `use_cpu` wants the run to go on there, whatever a GPU would do."""
+    return "no" if config.use_cpu and config.precision == "fp16" else config.precision
+
+
 def _refuse_impossible(config: TrainerConfig, asked: torch.device | None) -> None:
-    if config.precision == "fp16" and _is_on_cpu(config, asked):
+    if _precision(config) != config.precision:
+        logger.warning(
+            "mixed_precision='fp16' needs an accelerator, so this run, with use_cpu=True, trains in full precision; "
+            "'bf16' works on the CPU"
+        )
+    elif config.precision == "fp16" and _is_on_cpu(config, asked):
         raise ConfigError(
             "mixed_precision='fp16' needs an accelerator, and this run is on the CPU. "
             "Use mixed_precision='bf16' (works on the CPU) or None."
@@ -119,7 +130,7 @@ def _new_accelerator(config: TrainerConfig, asked: torch.device | None) -> Accel
         with _requested_device(asked):
             return Accelerator(
                 cpu=cpu,
-                mixed_precision=config.precision,
+                mixed_precision=_precision(config),
                 log_with=others or None,
                 project_dir=config.output_dir if others else None,
                 step_scheduler_with_optimizer=False,
@@ -139,7 +150,7 @@ def _reset_other_settings(config: TrainerConfig, cpu: bool, asked: torch.device 
     is_elsewhere = (state.device.type == "cpu") != cpu or (
         asked is not None and not is_same_device(asked, state.device)
     )
-    if is_elsewhere or state.mixed_precision != config.precision:
+    if is_elsewhere or state.mixed_precision != _precision(config):
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -209,7 +220,7 @@ def processes_asked_for() -> int:
 
 def _window_and_precision_problems(config: TrainerConfig, runtime: Runtime, *, own: bool) -> Iterator[str]:
     """Tell of another precision, and of a window that is not the trainer's."""
-    if runtime.precision != config.precision and (own or config.mixed_precision is not None):
+    if runtime.precision != _precision(config) and (own or config.mixed_precision is not None):
         yield (
             f"mixed_precision={config.precision!r} in the config, but the accelerator runs {runtime.precision!r}. "
             "Give both the same value."

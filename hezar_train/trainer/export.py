@@ -22,10 +22,11 @@ from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import replace_file
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import write_atomically
-from hezar_train.errors import DataError, choices, suggestion
+from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.hub import PushNames, PushOutcome, push_run
 from hezar_train.optim import Schedule
 from hezar_train.runtime import Processes
+from hezar_train.runtime.sharding import is_sharded
 from hezar_train.trainer.checkpointing import Checkpointing
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "export",
     "give_parameters",
     "push",
+    "refuse_hezar_format",
     "save_own_config",
     "shared_names",
     "take_parameters",
@@ -107,12 +109,14 @@ class ExportNames:
 
 def export(
     path: Path, model: nn.Module, checkpointing: Checkpointing, schedule: Schedule, dataset: Any, names: ExportNames,
-    processes: Processes,
+    processes: Processes, *, hezar_format: bool = False,
 ) -> None:  # fmt: skip
     """Write weights, model config and preprocessor to `path`, the trainer's files to its subfolder.
 
     All processes call this together; the main one writes.
     """
+    if hezar_format:
+        refuse_hezar_format(model)
     parts = checkpointing.gather_whole()
 
     def write() -> None:
@@ -127,6 +131,8 @@ def export(
         _save_own(getattr(unwrap(model), "config", None), path, names.model_config)
         _save_own(getattr(dataset, "config", None), below, names.dataset_config)
         checkpointing.write_preprocessor(path)
+        if hezar_format:
+            unwrap(model).save(str(path))  # type: ignore[operator]
 
     processes.on_main(write)
 
@@ -136,12 +142,30 @@ def push(
     commit_message: str | None, private: bool | None, hezar_format: bool,
 ) -> PushOutcome:  # fmt: skip
     """Push the newest checkpoint of a run with everything that belongs to it in one commit, and wait for it."""
+    if hezar_format:
+        refuse_hezar_format(model)
     with TemporaryDirectory() as extra:
         save_own_config(dataset, Path(extra) / names.subfolder, dataset_config)
         if hezar_format:
             unwrap(model).save(extra)  # type: ignore[operator]
         return push_run(
             run_folder, repo_id, commit_message=commit_message, private=private, names=names, extra_folder=Path(extra)
+        )
+
+
+def refuse_hezar_format(model: nn.Module) -> None:
+    """Raise unless a model writes itself as hezar's do, in this process alone."""
+    bare = unwrap(model)
+    saves = callable(getattr(bare, "save", None)) and callable(getattr(getattr(bare, "config", None), "save", None))
+    if not saves or getattr(bare, "model_filename", None) is None:
+        raise ConfigError(
+            f"hezar_format=True, but {type(bare).__name__} is no model of hezar: expected one with its save() and "
+            "config. Leave hezar_format out; the export is safetensors, which any library reads."
+        )
+    if is_sharded(model):
+        raise ConfigError(
+            "hezar_format=True, but the model is sharded, and hezar's save() would write one process's share. Save "
+            "without it, load the export into a hezar model with init_weights_from, and save that."
         )
 
 

@@ -154,7 +154,10 @@ def generates(model: nn.Module) -> bool:
 
 
 def generator_of(model: nn.Module, options: Mapping[str, Any] | None) -> Callable[[Any], Any]:
-    """Return how a batch becomes generated ids: `generate` with what it takes of the batch, and the options."""
+    """Return how a batch becomes generated ids: `generate` with what it takes of the batch, and the options.
+
+    It runs in full precision, as in Hezar: a model may hand its logits to code that knows no bf16.
+    """
     named = inspect.signature(model.generate).parameters  # type: ignore[arg-type]
     known = inspect.signature(model.forward).parameters
 
@@ -165,9 +168,15 @@ def generator_of(model: nn.Module, options: Mapping[str, Any] | None) -> Callabl
         chosen = {key: value for key, value in inputs.items() if key in named}
         if not chosen:  # transformers' generate takes the model's own arguments through **kwargs
             chosen = {key: value for key, value in inputs.items() if key in known and not key.startswith("decoder_")}
-        return model.generate(**chosen, **(options or {}))  # type: ignore[operator]
+        with torch.autocast(_device_type(model), enabled=False):
+            return model.generate(**chosen, **(options or {}))  # type: ignore[operator]
 
     return generate
+
+
+def _device_type(model: nn.Module) -> str:
+    first = next(model.parameters(), None)
+    return "cpu" if first is None else first.device.type
 
 
 def _is_equipped(model: nn.Module, post_process: Callable[[Any], list[str]]) -> bool:

@@ -17,7 +17,7 @@ from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.events import EventStorage, Scalar
 from hezar_train.events.storage import RESERVED_NAMES
 from hezar_train.hub import Pusher
-from hezar_train.loop import Context
+from hezar_train.loop import Context, Verbs
 from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
@@ -84,6 +84,7 @@ class RunActions:
     evaluator: Evaluator
     checkpointing: Checkpointing
     progress: Progress
+    verbs: Verbs
     spent: TimeSpent = field(default_factory=TimeSpent, init=False)
     """Where the time of this start went."""
     last_metrics: dict[str, float] = field(default_factory=dict, init=False)
@@ -129,7 +130,14 @@ class RunActions:
             self._write(measured)
 
     def save(self) -> None:
-        """Save a checkpoint of this update; where each process has a share of the model, all do it together."""
+        """Save a checkpoint of this update, and let a user's own `save` write what it wants beside it."""
+        self._save_checkpoint()
+        if self.verbs.save is not None:
+            with self.aside(SAVING):
+                self.verbs.save(str(self.folder.export(self.state.global_step)))
+
+    def _save_checkpoint(self) -> None:
+        """Save a checkpoint; where each process has a share of the model, all do it together."""
         if not self.checkpointing.saves_here:
             return
         with self.aside(SAVING):
@@ -166,6 +174,8 @@ class RunActions:
             self._record(metrics, details)
         if self._pusher is not None and state.best_checkpoint is not None:
             self._pusher.note_best(state.best_checkpoint)
+        if self.verbs.log is not None:
+            self.verbs.log(dict(found), state.global_step)
 
     def show_progress(self, ctx: Context) -> None:
         """Bring the bar forward after an update; a hook at BATCH_END."""

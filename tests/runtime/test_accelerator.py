@@ -103,10 +103,16 @@ class TestPrecision:
         assert product_type(runtime) == dtype
         assert runtime.scaler is None
 
-    @pytest.mark.parametrize("fields", [{"use_cpu": True}, {"device": "cpu"}])
-    def test_half_precision_on_the_cpu_is_refused(self, fields: dict[str, Any]) -> None:
+    def test_half_precision_on_the_cpu_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"'fp16' needs an accelerator, and this run is on the CPU.*'bf16'"):
-            build_runtime(config(mixed_precision="fp16", **fields))
+            build_runtime(config(mixed_precision="fp16", device="cpu"))
+
+    def test_half_precision_with_use_cpu_is_full_precision_and_it_is_said(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        runtime = build_runtime(config(mixed_precision="fp16", use_cpu=True))
+        assert (runtime.precision, product_type(runtime), runtime.scaler) == ("no", torch.float32, None)
+        assert "this run, with use_cpu=True, trains in full precision" in caplog.text
 
     @needs_no_accelerator
     def test_half_precision_where_nothing_else_is_found_is_refused(self) -> None:

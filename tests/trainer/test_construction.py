@@ -255,7 +255,18 @@ class TestHardware:
 
     def test_fp16_on_the_cpu_is_refused(self, toy: Build) -> None:
         with pytest.raises(ConfigError, match="mixed_precision='fp16' needs an accelerator"):
-            toy(mixed_precision="fp16", use_cpu=True)
+            toy(mixed_precision="fp16", device="cpu")
+
+    def test_fp16_with_use_cpu_trains_in_full_precision_and_says_so(
+        self, toy: Build, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        asked = toy(mixed_precision="fp16", use_cpu=True)
+        assert "with use_cpu=True, trains in full precision" in caplog.text
+        plain = toy(out="plain", use_cpu=True)
+        asked.train()
+        plain.train()
+        ours, theirs = asked.model.state_dict(), plain.model.state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
     def test_fp8_where_nothing_offers_it_is_refused(self, toy: Build) -> None:
         with pytest.raises(ConfigError, match="mixed_precision='fp8'"):

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hezar_train import Trainer, TrainerConfig
+from hezar_train.errors import ConfigError
 
 Build = Callable[..., Trainer]
 
@@ -217,3 +218,41 @@ class TestPrintInfo:
         capsys.readouterr()
         toy(num_epochs=2, resume_from_checkpoint=True).print_info()
         assert "step 5, epoch 1" in capsys.readouterr().out
+
+
+class TestHezarFormat:
+    @pytest.fixture(scope="class")
+    def models(self) -> Any:
+        return pytest.importorskip("hezar.models")
+
+    @pytest.fixture
+    def trainer(self, toy: Build, models: Any) -> Trainer:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        config = models.BertTextClassificationConfig(id2label={0: "a", 1: "b", 2: "c"}, vocab_size=50, **sizes)
+        rows = [{"token_ids": torch.full((6,), number), "labels": number % 3} for number in range(8)]
+        return toy(model=models.BertTextClassification(config), train_dataset=rows, criterion=None)
+
+    def test_hezar_loads_the_export_without_arguments(self, trainer: Trainer, models: Any, tmp_path: Path) -> None:
+        out = trainer.save(tmp_path / "out", hezar_format=True)
+        loaded = models.Model.load(str(out))
+        assert type(loaded) is models.BertTextClassification
+        ours = trainer.model.state_dict()
+        assert all(torch.equal(value, ours[name]) for name, value in loaded.state_dict().items())
+
+    def test_what_hezar_saved_is_what_a_run_begins_with(
+        self, trainer: Trainer, models: Any, toy: Build, tmp_path: Path
+    ) -> None:
+        trainer.model.save(str(tmp_path / "theirs"))  # type: ignore[operator]
+        other = models.BertTextClassification(trainer.model.config)
+        begun = toy(out="other", model=other, train_dataset=trainer.train_dataset, criterion=None,
+                    init_weights_from=tmp_path / "theirs")  # fmt: skip
+        ours = trainer.model.state_dict()
+        assert all(torch.equal(value, ours[name]) for name, value in begun.model.state_dict().items())
+
+    def test_it_is_written_only_where_asked_for(self, trainer: Trainer, tmp_path: Path) -> None:
+        assert "model.pt" not in files_of(trainer.save(tmp_path / "out"))
+
+    def test_a_model_that_is_not_hezars_is_refused_before_anything_is_written(self, toy: Build, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="hezar_format=True, but Classifier is no model of hezar"):
+            toy().save(tmp_path / "out", hezar_format=True)
+        assert not (tmp_path / "out").exists()

@@ -402,3 +402,25 @@ def test_names_that_nobody_gave_are_none(transformers: Any) -> None:
     assert label_names_of(model) is None
     model.config = SimpleNamespace(id2label={"0": "no", "1": "yes"})
     assert label_names_of(model) == {0: "no", 1: "yes"}
+
+
+def test_a_crnn_of_hezar_is_evaluated_by_generate_in_bf16(toy: Build) -> None:
+    models = pytest.importorskip("hezar.models")
+    generator = torch.Generator().manual_seed(4)
+    rows = [
+        {"pixel_values": torch.rand(1, 32, 24, generator=generator), "labels": torch.tensor([1, 2, 3])}
+        for _ in range(3)
+    ]
+    torch.manual_seed(0)
+    config = models.CRNNImage2TextConfig(
+        map2seq_in_dim=1024, map2seq_out_dim=8, rnn_dim=8, id2label={number: str(number) for number in range(6)}
+    )
+    model = models.CRNNImage2Text(config)
+    shared = {
+        "model": model, "train_dataset": rows, "eval_dataset": rows, "task": "image2text", "metrics": ["cer"],
+        "criterion": None, "batch_size": 2,
+    }  # fmt: skip
+    half = toy(mixed_precision="bf16", **shared).evaluate()
+    full = toy(out="full", **shared).evaluate()
+    assert half["cer"] == full["cer"]  # generation is in full precision, the loss is not
+    assert half["loss"] == pytest.approx(full["loss"], rel=0.05)
