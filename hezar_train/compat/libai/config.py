@@ -73,8 +73,9 @@ class LazyCall:
 
     def __call__(self, **arguments: Any) -> Any:
         """Return the call with these arguments, as a config; they may be changed before it is made."""
-        # OmegaConf would take a dataclass for a config of its own kind
-        target = _dotted_name(self._target) if dataclasses.is_dataclass(self._target) else self._target
+        # OmegaConf would take a dataclass for a config of its own kind, and cannot hold the kinds of containers
+        is_by_name = dataclasses.is_dataclass(self._target) or self._target in (dict, list, tuple)
+        target = _dotted_name(self._target) if is_by_name else self._target
         return as_config({**arguments, TARGET: target})
 
 

@@ -16,6 +16,7 @@ import functools
 import inspect
 import os
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,12 +54,15 @@ from hezar_train.events import (
     get_event_storage,
     print_csv_format,
 )
-from hezar_train.loop import HookSet, Moment
+from hezar_train.hooks import Checkpointed
+from hezar_train.loop import HookSet, Moment, share_of
 from hezar_train.optim import Schedule
 from hezar_train.runtime import logger
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.assemble import Given, Parts
 from hezar_train.trainer.optimization import schedule_for
+from hezar_train.trainer.own_code import kept_attributes
+from hezar_train.trainer.session import RoutineResult
 
 __all__ = [
     "DefaultTrainer",
@@ -329,6 +333,7 @@ class DefaultTrainer(Trainer):
         """Make what users find on the trainer before it trains: the step, the checkpointer, the batch size."""
         train = self.cfg.train
         optimizer.clip_grad = self._clip  # type: ignore[attr-defined]  # as OneFlow's optimizers have it
+        optimizer.register_step_pre_hook(lambda *_: self._weigh_own_gradients())  # before the trainer's own
         self._trainer: Any = _LoopStep(self, model, optimizer, train.num_accumulation_steps)
         kept: dict[str, Any] = {"optimizer": optimizer}
         if scheduler is not None:
@@ -358,9 +363,21 @@ class DefaultTrainer(Trainer):
         return schedule_for(self.optimizer, given, self.config, self.plan, self.setup.objective)
 
     def _clip(self) -> None:
-        parts = self.parts
-        parts.optimization.gather_gradients(self.ctx.step.window)  # a norm is that of all processes' gradients
+        """Clip what the optimizer is going to step by: the gradients of the whole window, of all processes."""
+        self._weigh_own_gradients()
+        self.parts.optimization.gather_gradients(self.ctx.step.window)
         clip_groups(self.optimizer)
+
+    def _weigh_own_gradients(self) -> None:
+        """Weigh the gradients of a plain backward, which divides by the micro-batches and knows no processes."""
+        step, world = self.ctx.step, self.runtime.num_processes
+        if world == 1 or step.window is None or step.is_weighed or step.is_loss_noted:
+            return
+        step.is_weighed = True
+        factor = share_of(step.window, step.batch_in_window) * world * len(step.window.batches)
+        gradients = [one.grad for one in self.parts.optimization.trained if one.grad is not None]
+        for gradient in gradients if factor != 1.0 else ():
+            gradient.mul_(factor)
 
     def _do_iteration(self) -> Any:
         """Do a step of the loop by `run_step()`, and find out its loss."""
@@ -412,9 +429,20 @@ class DefaultTrainer(Trainer):
         """Put the sum of the losses as `total_loss`, and each value where there are several."""
         TrainerBase.write_metrics(loss_dict, data_time, prefix)
 
-    def resume_or_load(self, resume: bool = True) -> None:
-        """Go back to the newest checkpoint, or take the weights of `train.load_weight`; the constructor does it."""
-        super().resume_or_load(resume)
+    def train(self, *args: Any, **kwargs: Any) -> RoutineResult:
+        """Train to the end of the run, or `train(start_iter, max_iter)`; what `_trainer` trains besides is kept too."""
+        for name, one in self._trained_besides().items():
+            self.register_for_checkpointing(f"_trainer.{name}", one)
+        return super().train(*args, **kwargs)
+
+    def _trained_besides(self) -> dict[str, Any]:
+        """Return the optimizers of `_trainer` that are not the trainer's, and what they train, by name."""
+        ours = (self.model, self.optimizer)
+        own = {name: one for name, one in vars(self._trainer).items() if not any(one is other for other in ours)}
+        renamed = {f"own_{name}" if name in {"model", "optimizer"} else name: one for name, one in own.items()}
+        found = kept_attributes(types.SimpleNamespace(model=self.model, **renamed), self.optimizer)
+        known = [hook.kept for hook in self.parts.checkpointing.hooks if isinstance(hook, Checkpointed)]
+        return {name: one for name, one in found.items() if not any(one is other for other in known)}
 
     def build_hooks(self) -> list[Any]:
         """Make LiBai's hooks: timer, schedule, checkpoints, evaluation, the best model, writers."""

@@ -357,8 +357,8 @@ class BestCheckpointer(HookBase):
 class PeriodicWriter(RowWriter, HookBase):
     """Let writers write every `period` iterations and at the end; each has `write()` or `write(rows)`.
 
-    A row holds what was put since the row before (the median of the last 20 values where it was put with a smoothing
-    hint), and its `iteration`.
+    A row holds the last value of what was put since the row before (LiBai's has medians, which a resumed run would not
+    know), and its `iteration`.
     """
 
     def __init__(self, writers: Iterable[EventWriter], period: int = 20) -> None:
@@ -374,7 +374,6 @@ class PeriodicWriter(RowWriter, HookBase):
         return (done, 1) if state is None else (state.global_step, state.epoch)
 
     def values_now(self) -> dict[str, float]:
-        smooth = self.trainer.storage.latest_with_smoothing_hint()
-        found = {name: smooth[name][0] if name in smooth else value for name, value in super().values_now().items()}
+        found = super().values_now()
         now = min(self.trainer.storage.step, self.trainer.max_iter - 1)
         return found | {"iteration": now} if found else {}
