@@ -87,6 +87,7 @@ class Checkpointing:
         self._store = CheckpointStore(folder.checkpoints)
         self._known_steps = self._store.steps()
         self._writer: CheckpointWriter | None = None
+        self._needs_room = False
         self._best_on_disk: int | None = None
         self._hook_states: Mapping[str, Any] = {}
         self._measured: Mapping[str, tuple[float, int, bool | None]] = {}
@@ -106,9 +107,16 @@ class Checkpointing:
         self._restore_hooks([hook])
 
     def keep_place(self, ctx: Context) -> None:
-        """Note where the data is after an update, if the position does not say it all; a hook at BATCH_END."""
-        if ctx.step.closes_window:
-            self._cursor = ctx.step.window.cursor
+        """Note where the data is after an update, if the position does not say it all; a hook at BATCH_END.
+
+        After the first one the optimizer has its state: then saves get room for copies of it, too.
+        """
+        if not ctx.step.closes_window:
+            return
+        self._cursor = ctx.step.window.cursor
+        if self._needs_room:
+            self._needs_room = False
+            self.reserve_buffers()
 
     def place_source(self) -> None:
         """Bring data that keeps its own place to where the run is."""
@@ -201,6 +209,7 @@ class Checkpointing:
         self._restored = None  # from here on the state says where the run is
         if is_kept or self._group is not None:
             self._writer = CheckpointWriter(store, config.async_save, config.save_total_limit, on_saved)
+        self._needs_room = self._writer is not None
         try:
             yield
         except KeyboardInterrupt:

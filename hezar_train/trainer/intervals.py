@@ -8,13 +8,13 @@ done is in `run_actions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from hezar_train.errors import TrainingInterrupted
 from hezar_train.hooks.signals import StopFlag
-from hezar_train.loop import Context
+from hezar_train.loop import Context, Fit
 from hezar_train.plan import is_due
+from hezar_train.runtime import Processes
 from hezar_train.state import TrainerState
 from hezar_train.trainer.train_data import RunSetup
 
@@ -46,14 +46,17 @@ class Due:
         state: TrainerState,
         flag: StopFlag,
         actions: Actions,
-        run_ends: Callable[[], bool],
-        agree: Callable[[], None] | None = None,
+        processes: Processes,
     ) -> None:
-        """`run_ends` tells whether this update is the last one; `agree` lets several processes know of requests."""
-        self._state, self._flag, self._actions, self._run_ends, self._agree = state, flag, actions, run_ends, agree
+        self._state, self._flag, self._actions, self._processes = state, flag, actions, processes
+        self._fit: Fit | None = None
         self._concluded_step = -1
         self.save_requested = False
         self.follow(setup)
+
+    def begin(self, fit: Fit) -> None:
+        """Go by the end of a walk that begins."""
+        self._fit = fit
 
     def follow(self, setup: RunSetup) -> None:
         """Go by another plan."""
@@ -62,20 +65,20 @@ class Due:
     def at_batch_end(self, ctx: Context) -> None:
         """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
         step = ctx.step
-        if step.closes_window:
-            self._agree_on_requests()
+        if step.closes_window and self._processes.count > 1:
+            self.agree_on_requests()
         if not step.closes_window or not step.applied or step.window.ends_epoch:
             return
-        if not self._run_ends():
+        if self._fit is None or not self._fit.ends:
             self._act(at_epoch_end=False)
 
     def at_start(self, _: Context) -> None:
         """Let all processes know what one was asked for before the first batch of an epoch, or of the run."""
-        self._agree_on_requests()
+        self.agree_on_requests()
 
     def at_epoch_end(self, _: Context) -> None:
         """Do what is due at the end of an epoch, or of the run, unless this very update was concluded already."""
-        self._agree_on_requests()
+        self.agree_on_requests()
         if self._concluded_step != self._state.global_step:
             self._act(at_epoch_end=True)
 
@@ -88,7 +91,15 @@ class Due:
         self._actions.evaluate_and_update_best()
         self._concluded_step = self._state.global_step
         self._state.evaluation_pending = False
-        self._agree_on_requests()  # hooks of the evaluation may have asked
+        self.agree_on_requests()  # hooks of the evaluation may have asked
+
+    def agree_on_requests(self) -> None:
+        """Let all processes stop or save if one was asked to."""
+        state, processes = self._state, self._processes
+        stops, saves = processes.sum([float(state.stop_reason is not None), float(self.save_requested)])
+        if stops:
+            state.stop_reason = next(reason for reason in processes.gather(state.stop_reason) if reason is not None)
+        self.save_requested = saves > 0
 
     def _act(self, *, at_epoch_end: bool) -> None:
         plan, state, now = self._plan, self._state, self._state.update_step
@@ -107,10 +118,6 @@ class Due:
         if concludes:
             self.after_save()
             self._leave_if_asked()
-
-    def _agree_on_requests(self) -> None:
-        if self._agree is not None:
-            self._agree()
 
     def _leave_if_asked(self) -> None:
         if not self._flag.asked or self._flag.signal is None:

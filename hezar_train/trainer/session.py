@@ -19,7 +19,6 @@ from torch import nn
 
 from hezar_train.checkpoint import Checkpoint, RunLock, unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.data import Window
 from hezar_train.errors import TrainingInterrupted
 from hezar_train.events import FAILED, FINISHED, INTERRUPTED, EventStorage
 from hezar_train.hooks.signals import StopFlag
@@ -100,12 +99,9 @@ class RunSession:
             self.evaluator, self.checkpointing, self.progress, self.verbs,
         )  # fmt: skip
         self.status = self.make_status()
-        self._fit: Fit | None = None
         self._files: RunFiles | None = None
         self._pusher: Pusher | None = None
-        self._windows_seen = 0
-        agrees = self._agree_on_requests if self.runtime.num_processes > 1 else None
-        self._due = Due(self.setup, self.state, self.flag, self.actions, self._run_ends, agrees)
+        self._due = Due(self.setup, self.state, self.flag, self.actions, self.runtime.processes)
 
     def make_status(self) -> RunStatus:
         """Make what knows where the run stands."""
@@ -174,7 +170,7 @@ class RunSession:
         num_epochs = UNLIMITED if setup.trains_in_rounds else setup.plan.num_epochs
         return Fit(
             self.loop.training_routine(hooks, split), setup.source, setup.plan, self.state, self.status.end(),
-            num_epochs, self._weigh, agree=self.agreement.loss, timed=self.actions.spent.waiting_for,
+            num_epochs, self.weigher.weigh, agree=self.agreement.loss, timed=self.actions.spent.waiting_for,
         )  # fmt: skip
 
     def walk(self, hooks: HookSet | None, split: str) -> None:
@@ -183,7 +179,7 @@ class RunSession:
 
     def walk_fit(self, fit: Fit) -> None:
         """Walk to the end of a fit; an evaluation that a kill broke off comes first."""
-        self._fit = fit
+        self._due.begin(fit)
         self.train_step.begin()
         self.loop.fit(fit, self._conclude_pending)
 
@@ -304,7 +300,6 @@ class RunSession:
     @contextmanager
     def _files_open(self) -> Iterator[None]:
         """Show progress, open the run's files and begin to push, on the main process; close what was opened."""
-        self._windows_seen = 0
         self._begin_progress()
         try:
             self._files = self.runtime.processes.on_main(self._open_run_files)
@@ -353,24 +348,6 @@ class RunSession:
             if self.runtime.is_main:
                 end |= {"time": time.time(), "step": self.state.global_step}
                 self.folder.amend_start({"seconds": self.actions.spent.split(), "end": end})
-
-    def _run_ends(self) -> bool:
-        return self._fit is not None and self._fit.ends
-
-    def _agree_on_requests(self) -> None:
-        """Let all processes stop or save if one was asked to."""
-        state, processes = self.state, self.runtime.processes
-        stops, saves = processes.sum([float(state.stop_reason is not None), float(self._due.save_requested)])
-        if stops:
-            state.stop_reason = next(reason for reason in processes.gather(state.stop_reason) if reason is not None)
-        self._due.save_requested = saves > 0
-
-    def _weigh(self, window: Window) -> Window:
-        """Weigh a window of the run; by its second one the optimizer has its state, which saves need room for."""
-        self._windows_seen += 1
-        if self._windows_seen == 2:
-            self.checkpointing.reserve_buffers()
-        return self.weigher.weigh(window)
 
 
 def pusher_of(config: TrainerConfig, folder: RunFolder) -> Pusher | None:

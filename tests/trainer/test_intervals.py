@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +12,13 @@ from hezar_train.config import TrainerConfig
 from hezar_train.data import Order, Splits, Window, open_source
 from hezar_train.errors import TrainingInterrupted
 from hezar_train.hooks import StopFlag, Stopping
-from hezar_train.loop import Context
+from hezar_train.loop import Context, Fit, HookSet, Routine
 from hezar_train.plan import make_plan
+from hezar_train.runtime import Processes
 from hezar_train.state import TrainerState
 from hezar_train.trainer.intervals import Due
 from hezar_train.trainer.train_data import RunSetup
+from hezar_train.types import Mode
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not a multiple of gradient_accumulation_steps")
 
@@ -40,13 +42,15 @@ class SmallRun:
         evaluates: bool = True,
         saves: bool = True,
         flag: StopFlag | None = None,
-        agree: Callable[[], None] | None = None,
+        processes: Processes | None = None,
         **fields: Any,
     ) -> None:
         config = TrainerConfig(output_dir="run", batch_size=1, save_enabled=saves, **fields)
         self.setup = setup_of(config, num_samples, evaluates=evaluates)
         self.plan, self.state, self.flag, self.done = self.setup.plan, TrainerState(), flag or StopFlag(), []
-        self.due = Due(self.setup, self.state, self.flag, self, self.ends, agree)
+        self.due = Due(self.setup, self.state, self.flag, self, processes or Processes())
+        self.fit = self._make_fit()
+        self.due.begin(self.fit)
         self.on: dict[tuple[str, int], Callable[[], object]] = {}
         self.skipped: set[int] = set()  # updates that a scaler does not apply
 
@@ -66,13 +70,14 @@ class SmallRun:
         self.done.append(f"{action} {self.state.update_step}")
         self.on.get((action, self.state.update_step), lambda: None)()
 
-    def ends(self) -> bool:
-        is_at_end = self.setup.end(self.state).is_reached(self.state.global_step, self.state.samples_seen)
-        return self.state.stop_reason is not None or is_at_end
+    def _make_fit(self) -> Fit:
+        routine = Routine(Context(), HookSet(), Mode.TRAIN, "train")
+        end, num_epochs = self.setup.end(self.state), self.plan.num_epochs
+        return Fit(routine, self.setup.source, self.plan, self.state, end, num_epochs, lambda window: window)
 
     def go(self) -> list[str]:
         ctx = Context()
-        while not self.ends() and self.state.epoch <= self.plan.num_epochs:
+        while not self.fit.ends and self.state.epoch <= self.plan.num_epochs:
             self._epoch(ctx)
             self.due.at_epoch_end(ctx)
             self.state.update(epoch=self.state.epoch + 1, position=0)
@@ -81,7 +86,7 @@ class SmallRun:
     def _epoch(self, ctx: Context) -> None:
         state = self.state
         for span in self.plan.windows(state.position, self.plan.total_steps - state.global_step):
-            if self.ends():
+            if self.fit.ends:
                 return
             ctx.window = Window(span.first, span.count, span.ends_epoch, [])
             for number in range(span.num_steps):
@@ -279,10 +284,29 @@ def test_where_a_run_was_put_back_its_last_update_is_no_longer_taken_for_done() 
     assert not run.due.save_requested
 
 
-def test_processes_agree_before_anything_is_due_and_after_what_an_evaluation_may_have_changed() -> None:
-    def agree() -> None:
-        run.done.append(f"agree {run.state.update_step}")
+class AskedElsewhere(Processes):
+    """Two processes, of which the other one is asked for something after so many talks; notes when they talk."""
 
-    run = SmallRun(6, num_epochs=1, gradient_accumulation_steps=2, agree=agree)
+    def __init__(self, run: Callable[[], SmallRun], stop_at: int = -1, save_at: int = -1) -> None:
+        super().__init__(rank=0, count=2)
+        self._run, self._stop_at, self._save_at, self._talks = run, stop_at, save_at, 0
+
+    def sum(self, values: Sequence[Any]) -> list[float]:
+        self._talks += 1
+        self._run().done.append(f"agree {self._run().state.update_step}")
+        return [values[0] + (self._talks == self._stop_at), values[1] + (self._talks == self._save_at)]
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, "asked elsewhere"]
+
+
+def test_processes_agree_before_anything_is_due_and_after_what_an_evaluation_may_have_changed() -> None:
+    run = SmallRun(6, num_epochs=1, gradient_accumulation_steps=2, processes=AskedElsewhere(lambda: run))
     run.due.at_start(Context())
     assert run.go() == told((0, "agree"), (1, "agree"), (2, "agree"), (3, f"agree agree {ALL} agree"))
+
+
+def test_what_another_process_was_asked_for_is_done_here_too() -> None:
+    run = SmallRun(5, num_epochs=2, processes=AskedElsewhere(lambda: run, save_at=1, stop_at=3))
+    assert [one for one in run.go() if "agree" not in one] == told((1, "save"), (3, ALL))
+    assert run.state.stop_reason == "asked elsewhere"

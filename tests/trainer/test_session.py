@@ -72,13 +72,14 @@ def test_a_signal_without_saving_says_that_nothing_was_saved(toy: Build) -> None
 def test_a_save_that_a_full_disk_refuses_is_not_told_as_saved(
     toy: Build, async_save: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill_the_disk_and_stop() -> None:
-        monkeypatch.setattr("hezar_train.checkpoint.writer.free_bytes", lambda _: 0)
-        signal.raise_signal(signal.SIGTERM)
+    def room(folder: Path) -> int:
+        return 0 if "00000003" in folder.name else 1 << 40
 
+    monkeypatch.setattr("hezar_train.checkpoint.writer.free_bytes", room)
+    stop = At(3, lambda: signal.raise_signal(signal.SIGTERM))
     words = "SIGTERM: stopped, step 3 could NOT be saved, the newest checkpoint is that of step 2."
     with pytest.raises(TrainingInterrupted, match=words):
-        toy(save_steps=1, async_save=async_save, hooks=[At(3, fill_the_disk_and_stop)]).train()
+        toy(save_steps=1, async_save=async_save, hooks=[stop]).train()
 
 
 def test_a_disk_that_was_full_from_the_start_leaves_no_checkpoint_and_says_so(
