@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ settings.load_profile("default")
 # a shell that starts the tests in the background lets them ignore Ctrl-C, and so would every process that they start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# what tests train with is not remembered as this user's own
+os.environ["HEZAR_TRAIN_CACHE"] = tempfile.mkdtemp(prefix="hezar_train_cache_")
 
 MANY_PROCESSES = [Path(__file__).parent / name for name in ("distributed", "launch")]
 

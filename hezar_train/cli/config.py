@@ -20,6 +20,7 @@ from hezar_train.cli.options import (
     table,
 )
 from hezar_train.config import TrainerConfig, to_plain, to_yaml
+from hezar_train.config.named_code import named_code
 from hezar_train.config.names import FOREIGN_FIELDS, unknown_field
 from hezar_train.config.trainer_config import GROUPS, field_meanings
 from hezar_train.errors import ConfigError
@@ -99,6 +100,8 @@ def explain(field: str | None) -> None:
 def validate(source: str, overrides: tuple[str, ...]) -> None:
     """Check a config file (plain, or with a recipe's sections), a recipe or a run; tell all problems at once.
 
+    Code that it names (by a dotted path, or as a script of `evaluate`) is told, and not imported.
+
     \b
     Examples:
       hezar-train config validate recipes/image_classification/config.yaml
@@ -107,8 +110,10 @@ def validate(source: str, overrides: tuple[str, ...]) -> None:
     from hezar_train.recipes import load_any
 
     with plain_warnings():
-        load_any(source, overrides)
+        loaded = load_any(source, overrides)
     click.echo(f"{source}: no problems")
+    if code := sorted(named_code(loaded.config.to_dict())):
+        click.echo(f"{source} names code that a run would import: {', '.join(code)}")
 
 
 @config.command("diff", short_help="Show where two configs differ.")

@@ -24,6 +24,7 @@ from hezar_train.cli.options import (
     recipe_option,
     refuse_unwritable_file,
     run_argument,
+    trust_option,
 )
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import MissingDependencyError
@@ -61,8 +62,9 @@ checkpoint_option = click.option(
 @checkpoint_option
 @click.option("--json", "as_json", is_flag=True, help="Print the exact values as JSON.")
 @recipe_option
+@trust_option
 @debug_option
-def evaluate(run: str, split: str | None, checkpoint: str, as_json: bool, recipe: str | None) -> None:
+def evaluate(run: str, split: str | None, checkpoint: str, as_json: bool, recipe: str | None, trust: bool) -> None:
     """Evaluate a checkpoint of a run with the metrics of its config; nothing is written.
 
     \b
@@ -70,7 +72,7 @@ def evaluate(run: str, split: str | None, checkpoint: str, as_json: bool, recipe
       hezar-train evaluate runs/image_classification
       hezar-train evaluate runs/image_classification --split train --checkpoint last
     """
-    opened = _open(run, recipe, checkpoint)
+    opened = _open(run, recipe, checkpoint, trust=trust)
     with counting(opened.trainer.hooks_in_eval, "evaluated"):
         metrics = opened.evaluate(split)
     if as_json:
@@ -92,8 +94,11 @@ def evaluate(run: str, split: str | None, checkpoint: str, as_json: bool, recipe
 @click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write JSON lines instead of printing.")
 @checkpoint_option
 @recipe_option
+@trust_option
 @debug_option
-def predict(run: str, files: tuple[str, ...], out: str | None, checkpoint: str, recipe: str | None) -> None:
+def predict(
+    run: str, files: tuple[str, ...], out: str | None, checkpoint: str, recipe: str | None, trust: bool
+) -> None:
     """Predict with a checkpoint of a run.
 
     FILE is a text file (.txt, a line each), a file of JSON lines (.jsonl), an image, a sound, or a folder of these; -
@@ -111,7 +116,7 @@ def predict(run: str, files: tuple[str, ...], out: str | None, checkpoint: str, 
     if out is not None:
         refuse_unwritable_file(out, OUT)
     given = gather_inputs(files)
-    opened = _open(run, recipe, checkpoint)
+    opened = _open(run, recipe, checkpoint, trust=trust)
     with counting(opened.trainer.hooks_in_predict, "predicted"):
         found = list(zip(map(_plain, given), opened.predict(given), strict=True))
     if empty := [_text(one) for one, value in found if value == ""]:
@@ -137,9 +142,10 @@ def predict(run: str, files: tuple[str, ...], out: str | None, checkpoint: str, 
     type=click.Path(dir_okay=False),
     help=f"The picture; else OUTPUT_DIR/{LR_FINDER_FILE}.",
 )
+@trust_option
 @debug_option
 def find_lr(
-    recipe: str, overrides: tuple[str, ...], num_steps: int, lr_min: float, lr_max: float, out: str | None
+    recipe: str, overrides: tuple[str, ...], num_steps: int, lr_min: float, lr_max: float, out: str | None, trust: bool
 ) -> None:
     """Train a few updates with growing learning rates, from the first weights, and suggest one.
 
@@ -153,7 +159,7 @@ def find_lr(
     from hezar_train.recipes import build_trainer, load_target
 
     with plain_warnings():
-        loaded = load_target(recipe, ["resume_from_checkpoint=false", *overrides])
+        loaded = load_target(recipe, ["resume_from_checkpoint=false", *overrides], trust=trust)
     picture = Path(loaded.config.output_dir) / LR_FINDER_FILE if out is None else Path(out)
     refuse_unwritable_file(picture, OUT)
     result = build_trainer(loaded).find_lr(lr_min, lr_max, num_steps)
@@ -170,11 +176,12 @@ def _draw(result: LRFinderResult, path: Path) -> None:
         click.echo(f"warning: there is no picture. {error}", err=True)
 
 
-def _open(run: str, recipe: str | None, checkpoint: str) -> OpenRun:
+def _open(run: str, recipe: str | None, checkpoint: str, *, trust: bool) -> OpenRun:
     from hezar_train.recipes import load_run, open_run
 
     with plain_warnings():
-        loaded = load_run(run, recipe=recipe)
+        accepted = ["accept_changes=true"] if trust else []
+        loaded = load_run(run, accepted, recipe, trust=trust)
     return open_run(loaded, checkpoint)
 
 

@@ -46,6 +46,7 @@ __all__ = [
     "show",
     "shown_path",
     "table",
+    "trust_option",
 ]
 
 
@@ -122,6 +123,14 @@ def recipe_option(command: Command) -> Command:
     """Take --recipe, for a run whose recipe has moved."""
     words = "Where the recipe is, if it is not found."
     return click.option("--recipe", metavar="FOLDER", shell_complete=complete_recipes, help=words)(command)
+
+
+def trust_option(command: Command) -> Command:
+    """Take --trust, for a run whose recipe, or what it names, this user has not trained with yet."""
+    words = (
+        "Run the recipe and the code that a run's folder names, and remember them: the folder is yours, or you read it."
+    )
+    return click.option("--trust", is_flag=True, help=words)(command)
 
 
 def process_options(command: Command) -> Command:

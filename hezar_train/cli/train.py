@@ -25,6 +25,7 @@ from hezar_train.cli.options import (
     recipe_option,
     refuse_unwritable_folder,
     run_argument,
+    trust_option,
 )
 from hezar_train.config.files import read_json
 from hezar_train.errors import ConfigError, RunLockedError, TrainingInterrupted
@@ -42,6 +43,7 @@ __all__ = [
     "train",
 ]
 
+CHECKED = "--trust"  # for the processes that the launcher starts: what it names was checked by the launcher itself
 FAST_DEV_RUN = ("max_steps=20", "eval_steps=10", "log_steps=1")
 
 
@@ -52,9 +54,15 @@ FAST_DEV_RUN = ("max_steps=20", "eval_steps=10", "log_steps=1")
     "--fast-dev-run", is_flag=True, help="Try everything once: 20 steps, an evaluation every 10, in OUTPUT_DIR-dev."
 )
 @process_options
+@trust_option
 @debug_option
 def train(
-    recipe: str, overrides: tuple[str, ...], fast_dev_run: bool, num_processes: int | None, max_restarts: int | None
+    recipe: str,
+    overrides: tuple[str, ...],
+    fast_dev_run: bool,
+    num_processes: int | None,
+    max_restarts: int | None,
+    trust: bool,
 ) -> None:
     """Train a recipe: a name, a folder, a config file in a recipe's folder, or the train_config.yaml of a run.
 
@@ -75,13 +83,13 @@ def train(
     from hezar_train.recipes import load_target
 
     with plain_warnings():
-        loaded = load_target(recipe, overrides)
+        loaded = load_target(recipe, overrides, trust=trust)
         if fast_dev_run:  # what keeps it away from the real run comes last: nothing can override it
             place = json.dumps(f"{Path(loaded.config.output_dir)}-dev")
             apart = (f"output_dir={place}", "resume_from_checkpoint=false", "push_to_hub=false")
             overrides = (*FAST_DEV_RUN, *overrides, *apart)
-            loaded = load_target(recipe, overrides)
-    _run(loaded, ["train", "--", recipe, *overrides], num_processes, max_restarts)
+            loaded = load_target(recipe, overrides, trust=trust)
+    _run(loaded, ["train", CHECKED, "--", recipe, *overrides], num_processes, max_restarts)
 
 
 @click.command("resume", short_help="Go on with a run, from its folder alone.")
@@ -89,9 +97,15 @@ def train(
 @overrides_argument
 @recipe_option
 @process_options
+@trust_option
 @debug_option
 def resume(
-    run: str, overrides: tuple[str, ...], recipe: str | None, num_processes: int | None, max_restarts: int | None
+    run: str,
+    overrides: tuple[str, ...],
+    recipe: str | None,
+    num_processes: int | None,
+    max_restarts: int | None,
+    trust: bool,
 ) -> None:
     """Go on with a run from its newest checkpoint: config, recipe and options are those in its folder.
 
@@ -100,6 +114,9 @@ def resume(
     unless a schedule is laid out over the whole run.
 
     A run without a checkpoint is refused, unless it was stopped before it had trained anything.
+
+    A folder may be somebody else's: a recipe of your own that you have not trained with on this machine, and other code
+    that the folder names, is run only with --trust.
 
     \b
     Examples:
@@ -115,12 +132,12 @@ def resume(
             f"hezar-train train {shlex.quote(f'{run}/{CONFIG_FILE}')} output_dir=..."
         )
     with plain_warnings():
-        loaded = load_run(run, ["resume_from_checkpoint=true", *overrides], recipe)
+        loaded = load_run(run, ["resume_from_checkpoint=true", *overrides], recipe, trust=trust)
     refuse_changed_recipe(loaded)
     if _is_first_start():
         refuse_without_checkpoint(loaded)
     place = [] if recipe is None else ["--recipe", recipe]
-    _run(loaded, ["resume", *place, "--", run, *overrides], num_processes, max_restarts)
+    _run(loaded, ["resume", CHECKED, *place, "--", run, *overrides], num_processes, max_restarts)
 
 
 @click.command("reproduce", short_help="Run a pushed run again, with a recipe of this machine.")

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from hezar_train.checkpoint.manifest import (
     sync_and_hash_folder,
 )
 from hezar_train.config.files import read_mapping
-from hezar_train.config.names import is_dotted_path
+from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.errors import CheckpointError, ConfigError, HubError
 from hezar_train.hub.client import Head, HubAddress, Repository, names_hub_weights, parse_address
 from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
@@ -83,14 +83,6 @@ REFUSED_SUFFIXES = frozenset({
 })  # fmt: skip
 PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f\\:*?\"<>|]+")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-CODE_FIELDS = (
-    "optimizer", "lr_scheduler", "momentum_scheduler", "criterion", "regularizer", "finetune_optimizer",
-    "finetune_lr_scheduler", "metrics",
-)  # fmt: skip
-SCRIPT_PREFIX = "evaluate:"  # a metric that is a script, on the Hub or in a file
-REMOTE_CODE_KEYS = frozenset({"trust_remote_code", "custom_generate", "auto_map"})
-HARMLESS = re.compile(r"(torch\.optim|torch\.optim\.lr_scheduler|torch\.nn|hezar_train\.(optim|metrics))\.[A-Z]\w*")
-"""Classes where they are defined; deeper paths and functions reach everything that a module has imported."""
 
 
 def fetch_checkpoint(
@@ -334,35 +326,6 @@ def _fields_for_anyone(config: Mapping[str, Any], place: HubAddress) -> dict[str
             f"{place} was started from weights in a folder, init_weights_from={source!r}, which only its owner has"
         )
     return kept
-
-
-def named_code(config: Mapping[str, Any]) -> set[str]:
-    """Return all by which a config names code to import or download, but for the classes of torch and this package."""
-    settings = {name: value for name, value in config.items() if name in CODE_FIELDS or str(name).endswith("_kwargs")}
-    return set(_named(settings))
-
-
-def refuse_foreign_code(config: Mapping[str, Any], source: str, accepted: Collection[str] = ()) -> None:
-    """Raise if a config from elsewhere names code that nobody here has asked for."""
-    if foreign := sorted(named_code(config) - set(accepted)):
-        raise ConfigError(
-            f"{source} names code, {', '.join(map(repr, foreign))}, which would be imported and run. That is refused: "
-            "read it, and if you trust it, name it in a config of your own."
-        )
-
-
-def _named(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        if value.startswith(SCRIPT_PREFIX) or (is_dotted_path(value) and not HARMLESS.fullmatch(value)):
-            yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if key in REMOTE_CODE_KEYS and item:
-                yield f"{key}={item!r}"
-            yield from _named(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _named(item)
 
 
 def read_foreign_manifest(folder: Path, place: HubAddress) -> Manifest:

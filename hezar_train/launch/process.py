@@ -7,11 +7,8 @@ the same programs. Nothing here needs torch before the group is joined.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import hmac
 import json
 import os
-import secrets
 import signal
 import sys
 import time
@@ -19,13 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hezar_train.config.files import write_atomically
-from hezar_train.errors import HezarTrainError
-
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = [
     "ENDS_ON_PURPOSE",
@@ -46,7 +38,6 @@ LAUNCHER_PID = "HEZAR_TRAIN_FRONT_PID"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 TRY_AGAIN_LATER = 75  # reserved: sysexits' EX_TEMPFAIL, for a run that asks its scheduler to be queued again
 ENDS_ON_PURPOSE = frozenset({0, TRY_AGAIN_LATER, 128 + signal.SIGINT, 128 + signal.SIGTERM})
-KEY = "hezar_train.key"
 SET_PARENT_DEATH_SIGNAL = 1  # of Linux's prctl()
 
 
@@ -74,47 +65,10 @@ def join_group(*, on_cpu: bool) -> None:
     This comes before anything else that needs the group: torch's own way would be a store that any user can reach.
     """
     folder = os.environ.get(STORES)
-    if folder is None:
-        return
-    import torch
-    from accelerate import PartialState
+    if folder is not None:
+        from hezar_train.runtime.group import join_through_file
 
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    path = Path(folder, f"store-{num_restarts()}")
-    store = torch.distributed.FileStore(str(path), count)  # type: ignore[attr-defined]
-    cpu = on_cpu or not torch.accelerator.is_available()
-    PartialState(cpu=cpu, store=store, rank=rank, world_size=count)
-    if torch.distributed.get_backend() == "gloo":
-        _verify_peers(store, rank, count)
-
-
-def _verify_peers(store: Store, rank: int, count: int) -> None:
-    """Raise unless each connection of this process leads to the process of the group that it should.
-
-    Gloo takes the first to connect for the peer it waits for, and any user of the machine can connect. Who has the key
-    can read the store. A word for one pair, in one direction, is of no use to anybody who overhears or returns it.
-    """
-    import torch
-
-    if rank == 0:
-        store.set(KEY, secrets.token_hex(32))
-    key = store.get(KEY)
-    for peer in (other for other in range(count) if other != rank):
-        said = torch.empty(hashlib.sha256().digest_size, dtype=torch.uint8)
-        own = torch.frombuffer(bytearray(_word(key, rank, peer)), dtype=torch.uint8)
-        sending = torch.distributed.isend(own, peer)
-        torch.distributed.recv(said, peer)
-        if not hmac.compare_digest(bytes(said.tolist()), _word(key, peer, rank)):
-            raise HezarTrainError(
-                f"process {rank} was connected to something that is not process {peer} of this run: somebody else on "
-                "this machine took its place. Nothing was trained; tell whoever runs the machine, and start again."
-            )
-        if sending is not None:
-            sending.wait()
-
-
-def _word(key: bytes, sender: int, receiver: int) -> bytes:
-    return hmac.digest(key, f"{sender} to {receiver}".encode(), "sha256")
+        join_through_file(Path(folder, f"store-{num_restarts()}"), on_cpu=on_cpu)
 
 
 @contextmanager

@@ -4,6 +4,9 @@ A run's folder is enough to go on with it: `recipe.json` has the recipe's path a
 options. The recipe is looked for there, seen from where the user is and from the folders around the run, then by its
 name; of several, the one with the right hash is taken. A run that was moved, or is named from elsewhere, is still
 itself: its `output_dir` is where it is.
+
+The folder may be somebody else's, so its word is not enough to run a recipe, to import what its config names or to read
+what its options name: that must be the package's, the user's own (`trust`), or named on the command line.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hezar_train.config import TrainerConfig, read_mapping, write_mapping
+from hezar_train.config.named_code import named_code, texts_in
 from hezar_train.errors import CheckpointError, ConfigError, choices, suggestion
 from hezar_train.events import FINISHED, end_of, read_starts
 from hezar_train.recipes.recipe import (
@@ -32,6 +36,7 @@ from hezar_train.recipes.recipe import (
     checked,
     find_config,
     find_folder,
+    hash_of,
     is_hash_of,
     list_recipe_folders,
     load_recipe,
@@ -41,7 +46,15 @@ from hezar_train.recipes.recipe import (
     recipe_folders,
     recipe_names,
 )
-from hezar_train.run_layout import CONFIG_FILE, DAMAGED_PREFIX, RECIPE_FILE, RunLayout, is_run
+from hezar_train.recipes.trust import (
+    is_shipped,
+    refuse_foreign_places,
+    refuse_untrusted_code,
+    remember,
+    trust_file,
+    was_trained_with,
+)
+from hezar_train.run_layout import CONFIG_FILE, DAMAGED_PREFIX, RECIPE_FILE, RunLayout, is_run, refuse_dirs_outside
 
 if TYPE_CHECKING:
     from hezar_train.loop import Hook
@@ -73,12 +86,23 @@ def run_config(run: str | Path) -> TrainerConfig:
     return TrainerConfig.from_dict(_run_fields(Path(run)))
 
 
-def load_run(run: str | Path, overrides: Iterable[str] = (), recipe: str | None = None) -> LoadedRecipe:
-    """Return what a run was started with, from its folder alone, with overrides; `recipe` says where its recipe is."""
-    folder = Path(run)
+def load_run(
+    run: str | Path, overrides: Iterable[str] = (), recipe: str | None = None, *, trust: bool = False
+) -> LoadedRecipe:
+    """Return what a run was started with, from its folder alone, with overrides; `recipe` says where its recipe is.
+
+    What this user has neither named nor trained with before is refused, unless the folder is trusted.
+    """
+    folder, overrides = Path(run), list(overrides)
     fields, record = _run_fields(folder), read_record(folder)
-    home = _home_of(folder, record) if recipe is None else find_folder(recipe)
+    refuse_dirs_outside(folder, fields, overrides)
+    home = _home_of(folder, record, trust=trust) if recipe is None else find_folder(recipe)
     fields, options = overridden(fields, record.get("options") or {}, overrides)
+    if not trust:
+        given, given_options = overridden({}, {}, overrides)
+        refuse_untrusted_code(folder, fields, home, named_code(given))
+        way = "Read them; if you trust them, give the same command with --trust, once."
+        refuse_foreign_places(f"{folder / RECORD_FILE}", options, home, texts_in(given_options), way)
     return checked(home, fields, options, str(record.get("config") or CONFIG_NAME))
 
 
@@ -89,23 +113,33 @@ def recipe_of_hash(
     overrides: Iterable[str] = (),
     recipe: str | None = None,
 ) -> LoadedRecipe:
-    """Return the recipe on this machine that has a hash, with the config and the options given."""
+    """Return the recipe on this machine that has a hash, with the config and the options given.
+
+    Both come from somebody else: options that name files or addresses are refused, unless an override says the same.
+    """
+    overrides = list(overrides)
     folders = list_recipe_folders() if recipe is None else [find_folder(recipe)]
-    home = next((folder for folder in folders if is_hash_of(folder, sha256)), None)
+    found = [folder for folder in folders if is_hash_of(folder, sha256)]
+    home = next((folder for folder in found if recipe is not None or _is_trusted(folder)), None)
+    if home is None and found:
+        raise _untrusted(f"the recipe {found[0]} has the right hash, but", found[0], f"--recipe {found[0]}")
     if home is None:
         raise ConfigError(
             f"no recipe on this machine has the SHA-256 {sha256}. Recipes: {choices(recipe_names()) or 'none'}. "
             "Install the version of this package that the card names, or put the recipe's folder below ./recipes/."
         )
-    return checked(home, *overridden(dict(fields), dict(options), overrides))
+    accepted = texts_in(overridden({}, {}, overrides)[1])
+    fields, options = overridden(dict(fields), dict(options), overrides)
+    refuse_foreign_places("the repository", options, home, accepted)
+    return checked(home, fields, options)
 
 
-def load_target(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
+def load_target(given: str, overrides: Iterable[str] = (), *, trust: bool = False) -> LoadedRecipe:
     """Load what can be trained: a recipe, or the config of a run that came from one."""
     path = Path(given)
     is_beside_recipe = path.name != CONFIG_FILE and (path.parent / RECIPE_NAME).is_file()
     if path.suffix.lower() in CONFIG_SUFFIXES and (path.parent / RECORD_FILE).is_file() and not is_beside_recipe:
-        return load_run(_run_of_config(path), overrides)
+        return load_run(_run_of_config(path), overrides, trust=trust)
     if is_run(path) and not (path / RECIPE_NAME).is_file():
         raise ConfigError(f"{given} is a run, not a recipe. To go on with it: hezar-train resume {given}")
     return load_recipe(given, overrides)
@@ -133,14 +167,17 @@ def read_record(run: Path) -> dict[str, Any]:
     return read_mapping(path)
 
 
-def refuse_changed_recipe(loaded: LoadedRecipe) -> None:
+def refuse_changed_recipe(
+    loaded: LoadedRecipe,
+    so: str = "so the run would not go on exactly",
+    way: str = "go on all the same: accept_changes=true",
+) -> None:
     """Raise if the recipe is not the one that the run was started with, unless changes are accepted."""
     changed = changed_parts(read_record(Path(loaded.config.output_dir)), loaded.folder)
     if changed and not loaded.config.accept_changes:
         raise ConfigError(
-            f"{loaded.folder} has changed since this run began ({', '.join(changed)}), so the run would not go on "
-            "exactly. Put it back, name a folder that has the recipe as it was (--recipe FOLDER), or go on all the "
-            "same: accept_changes=true."
+            f"{loaded.folder} has changed since this run began ({', '.join(changed)}), {so}. Put it back, name a "
+            f"folder that has the recipe as it was (--recipe FOLDER), or {way}."
         )
 
 
@@ -166,7 +203,7 @@ def option_names(given: str) -> list[str]:
     """Return the options of the recipe that a name, a folder, a config file or a run means."""
     path = Path(given)
     run = path.parent if path.name == CONFIG_FILE else path
-    home = _home_of(run, read_record(run)) if is_run(run) else find_config(given).parent
+    home = _home_of(run, read_record(run), trust=True) if is_run(run) else find_config(given).parent
     return options_of(home / RECIPE_NAME)
 
 
@@ -197,17 +234,36 @@ def _no_run(given: Path) -> ConfigError:
     )
 
 
-def _home_of(run: Path, record: dict[str, Any]) -> Path:
-    """Return the folder of a run's recipe: with the right hash if there is one, else the first that is there."""
+def _home_of(run: Path, record: dict[str, Any], *, trust: bool) -> Path:
+    """Return the folder of a run's recipe: with the right hash if there is one, else the first that is there.
+
+    Without trust in the run, it must be a recipe of the package or one that this user has trained with.
+    """
     found = [folder for folder in _possible_homes(run, str(record.get("path", ""))) if (folder / RECIPE_NAME).is_file()]
-    for folder in found:
-        if is_hash_of(folder, record.get("sha256")):
-            return folder
-    if not found:
-        raise ConfigError(
-            f"the recipe of {run} was {record.get('path')}, and is not there any more. Say where it is: --recipe FOLDER"
-        )
-    return found[0]
+    right = [folder for folder in found if is_hash_of(folder, record.get("sha256"))]
+    # One that has changed since is found, too, where its place is known: that it has changed is told next.
+    candidates = right + found if trust else [
+        *(folder for folder in right if _is_trusted(folder)),
+        *(folder for folder in found if is_shipped(folder) or was_trained_with(folder)),
+    ]  # fmt: skip
+    if candidates:
+        return candidates[0]
+    if found:
+        raise _untrusted(f"{run} came from the recipe {found[0]}, and", (right + found)[0], "--trust")
+    raise ConfigError(
+        f"the recipe of {run} was {record.get('path')}, and is not there any more. Say where it is: --recipe FOLDER"
+    )
+
+
+def _is_trusted(folder: Path) -> bool:
+    return is_shipped(folder) or was_trained_with(folder, hash_of(folder))
+
+
+def _untrusted(words: str, folder: Path, option: str) -> ConfigError:
+    return ConfigError(
+        f"{words} you have not trained with that recipe on this machine, as far as {trust_file()} knows. Its code "
+        f"would be run: read {folder / RECIPE_NAME}. If you trust it, give the same command with {option}, once."
+    )
 
 
 def _possible_homes(run: Path, path: str) -> Iterator[Path]:
@@ -234,6 +290,7 @@ def build_recipe(loaded: LoadedRecipe) -> tuple[Recipe, ModuleType]:
     from hezar_train.runtime import use_threads
 
     use_threads(loaded.config.num_threads)  # what build() computes may depend on their number
+    remember(loaded)
     seed_python_numpy_torch(loaded.config.seed)  # the model's first weights are then a function of the seed, too
     module = import_recipe(loaded.source)
     built = module.build(**loaded.options)
@@ -246,11 +303,12 @@ def import_recipe(source: Path) -> ModuleType:
     """Run a recipe's source as a module of its own name."""
     name = f"hezar_train_recipe_{source.resolve().parent.name}"
     spec = importlib.util.spec_from_file_location(name, source)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise ConfigError(f"{source}: cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # loader workers and dataclasses look classes up by their module
-    spec.loader.exec_module(module)
+    # Compiled from the source, which the recipe's hash covers: what lies in __pycache__ it does not.
+    exec(compile(source.read_bytes(), source, "exec", dont_inherit=True), module.__dict__)
     return module
 
 

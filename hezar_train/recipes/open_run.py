@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from hezar_train.checkpoint.manifest import read_best_step
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, ConfigError, DataError, choices, suggestion
-from hezar_train.recipes.build import build_recipe, read_record
-from hezar_train.recipes.recipe import RECIPE_NAME, LoadedRecipe, changed_parts
+from hezar_train.recipes.build import build_recipe, refuse_changed_recipe
+from hezar_train.recipes.recipe import RECIPE_NAME, LoadedRecipe
 from hezar_train.run_layout import RunLayout
 from hezar_train.types import TaskType
 
@@ -103,11 +103,9 @@ class OpenRun:
 def open_run(loaded: LoadedRecipe, checkpoint: str = BEST) -> OpenRun:
     """Build a run's model and data with the weights of a checkpoint: "best", "last", or a step."""
     from hezar_train.data.splits import Splits
-    from hezar_train.runtime import logger
 
     path = _checkpoint_of(loaded.config, checkpoint)
-    if changed := changed_parts(read_record(Path(loaded.config.output_dir)), loaded.folder):
-        logger.warning("%s has changed since this run began (%s)", loaded.folder, ", ".join(changed))
+    refuse_changed_recipe(loaded, "so it is not what these weights were trained with", "take it all the same: --trust")
     built, module = build_recipe(loaded)
     splits = Splits.of(built.train_dataset, built.eval_dataset)
     evaluated = splits.for_evaluation

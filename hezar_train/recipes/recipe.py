@@ -47,6 +47,7 @@ __all__ = [
     "check_file",
     "checked",
     "copy_recipe",
+    "default_options",
     "find_config",
     "find_folder",
     "hash_of",
@@ -61,6 +62,7 @@ __all__ = [
     "read_sections",
     "recipe_folders",
     "recipe_names",
+    "shipped_root",
 ]
 
 RECIPE_NAME = "recipe.py"
@@ -279,11 +281,15 @@ def _rename(config: Path, before: str, target: Path) -> None:
 
 
 def _roots() -> list[Path]:
-    """Return the folders in which names are looked up: the user's own, the wheel's, the source tree's."""
+    """Return the folders in which names are looked up: the user's own, and the package's."""
+    return [root for root in (OWN_RECIPES, shipped_root()) if root.is_dir()]
+
+
+def shipped_root() -> Path:
+    """Return the folder of the recipes that came with the package: the wheel's, else the source tree's."""
     package = Path(__file__).parents[1]
     shipped = package / "_recipes"
-    roots = [OWN_RECIPES, shipped if shipped.is_dir() else package.parent / "recipes"]
-    return [root for root in roots if root.is_dir()]
+    return shipped if shipped.is_dir() else package.parent / "recipes"
 
 
 def _no_such_file(path: Path) -> ConfigError:
@@ -306,6 +312,12 @@ def _beside_a_recipe(config_file: Path) -> Path:
 def options_of(source: Path) -> list[str]:
     """Return the names of the options that a recipe's `build` takes."""
     return [each.arg for each in _arguments(_build(source))]
+
+
+def default_options(folder: Path) -> dict[str, Any]:
+    """Return the defaults of a recipe's options that are written as plain values."""
+    defaults = _defaults(_build(folder / RECIPE_NAME))
+    return {name: node.value for name, node in defaults.items() if isinstance(node, ast.Constant)}
 
 
 def option_problems(source: Path, options: Mapping[str, Any]) -> Iterator[str]:

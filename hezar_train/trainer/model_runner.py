@@ -150,7 +150,10 @@ def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"criterion={name!r} cannot be imported: {error}") from error
-    return found() if isinstance(found, type) else found  # type: ignore[no-any-return]
+    loss = found() if isinstance(found, type) else found
+    if not callable(loss):
+        raise ConfigError(f"criterion={name!r} is of type {type(loss).__name__}. Expected a loss that can be called.")
+    return loss  # type: ignore[no-any-return]
 
 
 def _logits(outputs: Mapping[str, Any]) -> torch.Tensor:

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 
 import hezar_train
 from hezar_train.cli import root
+from hezar_train.recipes import load_recipe
+from hezar_train.recipes.trust import remember
 
 ROOT = Path(hezar_train.__file__).parents[1]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -112,4 +114,5 @@ def once_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(once_trained: Path, tmp_path: Path) -> Path:
     """The folder of a finished run `runs/sums` in `tmp_path`, with its recipe beside; a copy to do anything with."""
     shutil.copytree(once_trained, tmp_path, dirs_exist_ok=True)
+    remember(load_recipe(tmp_path / "recipes" / "sums"))  # as if it had been trained here
     return tmp_path / "runs" / "sums"

@@ -134,7 +134,7 @@ def test_an_input_that_a_recipe_was_not_made_for_is_named(
     source = tmp_path / "recipes/sums/recipe.py"
     source.write_text(source.read_text() + f"\n\ndef read(given, preprocessor):\n    raise {error}('no')\n")
     (tmp_path / "mine.jsonl").write_text('{"a": 1}\n')
-    done = invoke("predict", "runs/sums", "mine.jsonl")
+    done = invoke("predict", "runs/sums", "mine.jsonl", "--trust")
     assert (done.exit_code, done.stderr.splitlines()[-1]) == (
         2,
         f"error: \"{{'a': 1}}\" cannot be made a sample: {error}: no",
@@ -164,7 +164,7 @@ def test_a_recipe_that_does_not_say_how_to_read_is_refused(invoke: Invoke, train
     source = tmp_path / "recipes/sums/recipe.py"
     source.write_text(source.read_text().replace("def read(", "def unread("))
     (tmp_path / "mine.txt").write_text("0.1 0.2\n")
-    done = invoke("predict", "runs/sums", "mine.txt")
+    done = invoke("predict", "runs/sums", "mine.txt", "--trust")
     assert (done.exit_code, "define read(given, preprocessor) in its recipe.py" in done.stderr) == (2, True)
 
 

@@ -46,14 +46,14 @@ TRAIN = [sys.executable, "-m", "hezar_train", "train", "recipe", "--num-processe
 PEER = """\
 import sys
 import torch.distributed as dist
-from hezar_train.launch.process import KEY, _verify_peers
+from hezar_train.runtime.group import KEY, verify_peers
 
 rank = int(sys.argv[1])
 store = dist.FileStore("store", 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 key = dist.HashStore()
 key.set(KEY, sys.argv[2])
-_verify_peers(key if rank else store, rank, 2)
+verify_peers(key if rank else store, rank, 2)
 """
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -1,0 +1,155 @@
+"""Whose code may run: what the package ships, what the user names, and what this user has trained with before.
+
+A run's folder says which recipe it came from, which classes by dotted path and which files and addresses it uses. The
+folder may be a gift, so none of that is followed on its word. What this user has built once by naming it is remembered
+in a file of the user's own, never in the run: the recipe by its path and its hash, with the code and the places that
+were named beside it. So one's own runs go on with one command; on another machine `--trust` is typed once.
+
+The file is `trusted.json` in the folder `$HEZAR_TRAIN_CACHE`, else in `$XDG_CACHE_HOME/hezar_train`, else in
+`~/.cache/hezar_train`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hezar_train.config.files import read_json, to_json, write_atomically
+from hezar_train.config.named_code import named_code, named_places, texts_in
+from hezar_train.errors import ConfigError
+from hezar_train.recipes.recipe import CONFIG_NAME, LoadedRecipe, default_options, hash_of, read_sections, shipped_root
+
+__all__ = [
+    "Trusted",
+    "is_shipped",
+    "refuse_foreign_places",
+    "refuse_untrusted_code",
+    "remember",
+    "trust_file",
+    "trusted_beside",
+    "was_trained_with",
+]
+
+CACHE_VARIABLE = "HEZAR_TRAIN_CACHE"
+FORMAT = 1
+MOST_REMEMBERED = 1000  # of each kind, for a recipe: the newest
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """What this user has named before, together with one recipe."""
+
+    hashes: tuple[str, ...] = ()
+    code: frozenset[str] = frozenset()
+    places: frozenset[str] = frozenset()
+
+
+def trust_file() -> Path:
+    """Return the file in which trusted recipes are remembered."""
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own) / "trusted.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hezar_train" / "trusted.json"
+
+
+def remember(loaded: LoadedRecipe) -> None:
+    """Remember a recipe that is being built, and what its config and options name."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    key, sha256, known = str(loaded.folder.resolve()), hash_of(loaded.folder), trusted_beside(loaded.folder)
+    now = Trusted(
+        known.hashes if sha256 in known.hashes else (*known.hashes, sha256)[-MOST_REMEMBERED:],
+        known.code | named_code(loaded.config.to_dict()),
+        known.places | set(texts_in(loaded.options)),  # also what names no place now: there may be one later
+    )
+    if now == known:
+        return
+    entry = {"sha256": now.hashes, "code": sorted(now.code), "places": sorted(now.places)}
+    try:
+        _write({**_entries(), key: entry})
+    except OSError as error:
+        warnings.warn(
+            f"{trust_file()} cannot be written ({error}): a run of a recipe of your own will ask for --trust to go on. "
+            f"{CACHE_VARIABLE} may name another folder.",
+            stacklevel=2,
+        )
+
+
+def is_shipped(folder: Path) -> bool:
+    """Tell whether a recipe came with the package."""
+    return folder.resolve().parent == shipped_root().resolve()
+
+
+def was_trained_with(folder: Path, sha256: str | None = None) -> bool:
+    """Tell whether this user has built the recipe at this path; with a hash, as it was then."""
+    hashes = trusted_beside(folder).hashes
+    return bool(hashes) if sha256 is None else sha256 in hashes
+
+
+def trusted_beside(folder: Path) -> Trusted:
+    """Return what is remembered of a recipe."""
+    entry = _entries().get(str(folder.resolve()))
+    if not isinstance(entry, dict):
+        return Trusted()
+    hashes, code, places = (_texts(entry.get(name)) for name in ("sha256", "code", "places"))
+    return Trusted(tuple(hashes), frozenset(code), frozenset(places))
+
+
+def refuse_untrusted_code(run: Path, fields: Mapping[str, Any], home: Path, accepted: Collection[str] = ()) -> None:
+    """Raise if the config of a run names code that neither its recipe's own config nor this user has named before."""
+    named = named_code(fields) - set(accepted) - trusted_beside(home).code - named_code(_own_config(home)[0])
+    if named:
+        raise ConfigError(
+            f"the config of {run} names code, {', '.join(map(repr, sorted(named)))}, which would be imported and run, "
+            f"and which you have not trained {home.name} with on this machine. Read it; if you trust it, give the same "
+            "command with --trust, once."
+        )
+
+
+def refuse_foreign_places(
+    source: str, options: Mapping[str, Any], home: Path, accepted: Iterable[str] = (), way: str | None = None
+) -> None:
+    """Raise if options from elsewhere name files or addresses that neither the recipe nor this user has named."""
+    own = {**default_options(home), **_own_config(home)[1]}
+    known = {*accepted, *trusted_beside(home).places, *texts_in(own)}
+    foreign = {text: name for text, name in named_places(options).items() if text not in known}
+    if not foreign:
+        return
+    listed = ", ".join(f"recipe.{name}={text!r}" for text, name in foreign.items())
+    name, text = next((name, text) for text, name in foreign.items())
+    way = way or f"If you want that, say it yourself: recipe.{name}={text}"
+    raise ConfigError(
+        f"{source} would have the recipe {home.name} read files or addresses that you have not named: {listed}. {way}"
+    )
+
+
+def _own_config(home: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return fields and options of a recipe's own config; empty where it has none that can be read."""
+    try:
+        return read_sections(home / CONFIG_NAME)
+    except ConfigError:
+        return {}, {}
+
+
+def _entries() -> dict[str, Any]:
+    path = trust_file()
+    try:
+        if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
+            return {}  # somebody else's word
+    except OSError:
+        return {}
+    found = read_json(path).get("recipes")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _write(entries: Mapping[str, Any]) -> None:
+    path = trust_file()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(path, to_json({"format": FORMAT, "recipes": entries}))
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []

@@ -1,0 +1,62 @@
+"""Join the processes of one machine without a port: they meet in a file, and prove to each other that they can read it.
+
+torch's own meeting point, a store over TCP, listens on all interfaces and has no password. A file below a folder that
+only its user can open has neither fault. What the processes send each other afterwards still goes over sockets, to
+which any user of the machine can connect: hence the proof.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+
+from hezar_train.errors import HezarTrainError
+
+__all__ = ["KEY", "join_through_file", "verify_peers"]
+
+KEY = "hezar_train.key"
+
+
+def join_through_file(path: Path, *, on_cpu: bool) -> None:
+    """Make the process group of this process, whose number is in the environment, with a file as its store."""
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(str(path), count)  # type: ignore[attr-defined]
+    cpu = on_cpu or not torch.accelerator.is_available()
+    PartialState(cpu=cpu, store=store, rank=rank, world_size=count)
+    if dist.get_backend() == "gloo":  # NCCL's identifier of a group, which goes through the store, is a secret already
+        verify_peers(store, rank, count)
+
+
+def verify_peers(store: Any, rank: int, count: int) -> None:
+    """Raise unless each connection of this process leads to the process of the group that it should.
+
+    Gloo takes the first to connect for the peer it waits for. Who has the key can read the store. A word for one pair,
+    in one direction, is of no use to anybody who overhears or returns it.
+    """
+    if rank == 0:
+        store.set(KEY, secrets.token_hex(32))
+    key = store.get(KEY)
+    for peer in (other for other in range(count) if other != rank):
+        said = torch.empty(hashlib.sha256().digest_size, dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(_word(key, rank, peer)), dtype=torch.uint8)
+        sending = dist.isend(own, peer)
+        dist.recv(said, peer)
+        if not hmac.compare_digest(bytes(said.tolist()), _word(key, peer, rank)):
+            raise HezarTrainError(
+                f"process {rank} was connected to something that is not process {peer} of this run: somebody else on "
+                "this machine took its place. Nothing was trained; tell whoever runs the machine, and start again."
+            )
+        if sending is not None:
+            sending.wait()
+
+
+def _word(key: bytes, sender: int, receiver: int) -> bytes:
+    return hmac.digest(key, f"{sender} to {receiver}".encode(), "sha256")

@@ -1,0 +1,233 @@
+"""A run's folder that somebody gave me: nothing of it runs, is imported or chooses what I read, unless I say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import py_compile
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from hezar_train.cli import root
+from hezar_train.errors import ConfigError
+from hezar_train.recipes import import_recipe, load_recipe, load_run, recipe_of_hash
+from hezar_train.recipes.trust import is_shipped, remember, trust_file
+
+RECIPE = """\
+from pathlib import Path
+
+import torch
+
+from hezar_train import Recipe
+
+Path("ran").touch()
+
+
+def build(width: int = 2, data: str = "zeros") -> Recipe:
+    xs = torch.arange(24.0).reshape(12, 2) / 24
+    pairs = torch.utils.data.TensorDataset(xs, xs.sum(dim=1, keepdim=True))
+    return Recipe(torch.nn.Linear(width, 1), pairs, pairs)
+
+
+def read(given, preprocessor):
+    return (torch.tensor([float(part) for part in given.split()]),)
+"""
+CONFIG = "trainer: {output_dir: runs/sums, task: regression, batch_size: 4, criterion: MSELoss, learning_rate: 0.1}\n"
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Run `hezar-train` in `tmp_path`, as a user who remembers nothing yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEZAR_TRAIN_CACHE", str(tmp_path / "cache"))
+    return lambda *arguments, **given: CliRunner().invoke(root, arguments, catch_exceptions=False, **given)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and its run, trained by somebody else."""
+    folder = tmp_path_factory.mktemp("made")
+    home = folder / "recipes" / "sums"
+    home.mkdir(parents=True)
+    (home / "recipe.py").write_text(RECIPE)
+    (home / "config.yaml").write_text(CONFIG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HEZAR_TRAIN_CACHE", str(folder / "cache"))
+        assert CliRunner().invoke(root, ["train", "sums"], catch_exceptions=False).exit_code == 0
+    (folder / "ran").unlink()
+    shutil.rmtree(folder / "cache")
+    return folder
+
+
+@pytest.fixture
+def gift(made: Path, tmp_path: Path) -> Path:
+    """A run `runs/sums`, with its recipe beside, that came from elsewhere."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "runs" / "sums"
+
+
+COMMANDS = {
+    "evaluate": ["evaluate", "runs/sums"],
+    "predict": ["predict", "runs/sums", "-"],
+    "resume": ["resume", "runs/sums", "num_epochs=2", "accept_changes=true"],
+    "train": ["train", "runs/sums/train_config.yaml", "output_dir=runs/again"],
+    "find-lr": ["find-lr", "runs/sums/train_config.yaml", "--num-steps", "2"],
+}
+
+
+@pytest.mark.usefixtures("gift")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_recipe_that_came_with_a_run_is_not_run(invoke: Invoke, command: str) -> None:
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "you have not trained with that recipe on this machine" in refused.stderr
+    assert "--trust, once" in refused.stderr
+    assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("gift")
+def test_trust_is_asked_for_once_and_one_command_resumes_a_run_of_ones_own(invoke: Invoke) -> None:
+    assert invoke("evaluate", "runs/sums", "--trust").exit_code == 0
+    assert Path("ran").exists()
+    assert invoke("evaluate", "runs/sums").exit_code == 0
+    assert invoke("resume", "runs/sums").exit_code == 0
+    assert trust_file().stat().st_uid == os.getuid()
+    assert trust_file().parent.stat().st_mode & 0o077 == 0
+    assert not list(Path("runs").rglob("trusted.json"))
+
+
+def test_a_recipe_planted_above_a_run_is_not_run(invoke: Invoke, gift: Path) -> None:
+    shutil.rmtree("recipes")
+    Path("recipes/sums").mkdir(parents=True)
+    Path("recipes/sums/recipe.py").write_text(RECIPE + "\nPath('planted').touch()\n")
+    refused = invoke("evaluate", str(gift))
+    assert refused.exit_code == 2
+    assert not Path("planted").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+@pytest.mark.usefixtures("gift")
+def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke: Invoke, command: str) -> None:
+    remember(load_recipe("sums"))
+    with Path("recipes/sums/recipe.py").open("a") as file:
+        file.write("\nPath('changed').touch()\n")
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "has changed since this run began (recipe.py)" in refused.stderr
+    assert "--trust" in refused.stderr
+    assert not Path("changed").exists()
+    assert invoke(*COMMANDS[command], "--trust", input="1 2\n").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lr_scheduler": "pydoc.pipepager", "lr_scheduler_kwargs": {"cmd": "touch ran_by_config"}},
+        {"optimizer": "os.path.join"},
+        {"criterion": "os.getcwd"},
+        {"regularizer": "os.getcwd"},
+        {"metrics": ["evaluate:gift/m.py"]},
+        {"metrics": [{"name": "evaluate:gift/m.py"}]},
+        {"generation_kwargs": {"custom_generate": "me/model"}},
+    ],
+)
+def test_code_that_the_config_of_a_run_names_is_neither_imported_nor_run(
+    invoke: Invoke, gift: Path, fields: dict[str, object]
+) -> None:
+    remember(load_recipe("sums"))
+    config = gift / "train_config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **fields}))
+    refused = invoke("evaluate", "runs/sums")
+    assert refused.exit_code == 2
+    assert "names code" in refused.stderr
+    assert "--trust" in refused.stderr
+    assert not Path("ran_by_config").exists()
+
+
+@pytest.mark.usefixtures("gift")
+def test_code_that_i_named_when_i_trained_is_mine_in_the_run(invoke: Invoke) -> None:
+    own = "optimizer=torch.optim.adamw.AdamW"
+    assert invoke("train", "sums", own, "output_dir=runs/mine").exit_code == 0
+    assert invoke("evaluate", "runs/mine").exit_code == 0
+    assert invoke("resume", "runs/mine").exit_code == 0
+
+
+def test_an_option_of_a_run_that_names_a_file_must_have_been_mine(invoke: Invoke, gift: Path) -> None:
+    remember(load_recipe("sums"))
+    record = json.loads((gift / "recipe.json").read_text())
+    (gift / "recipe.json").write_text(json.dumps({**record, "options": {"data": "/etc/passwd"}}))
+    refused = invoke("evaluate", "runs/sums")
+    assert refused.exit_code == 2
+    assert "recipe.data='/etc/passwd'" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "place", ["/etc/passwd", "https://evil.example/x", "../secret.csv", "~/x", "owner/data", "here"]
+)
+def test_a_repository_does_not_choose_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").touch()
+    shipped = load_recipe("text_classification")
+    assert is_shipped(shipped.folder)
+    record, fields = shipped.record(), {"output_dir": "runs/again"}
+    with pytest.raises(ConfigError, match=r"files or addresses that you have not named: recipe\.data="):
+        recipe_of_hash(record["sha256"], fields, {"data": place})
+    said = recipe_of_hash(record["sha256"], fields, {"data": place}, [f"recipe.data={place}"])
+    assert said.options["data"] == place
+    assert recipe_of_hash(record["sha256"], fields, shipped.options).options == shipped.options
+
+
+def test_a_recipe_of_the_right_hash_that_was_put_beside_me_is_not_run_for_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipes/sums").mkdir(parents=True)
+    Path("recipes/sums/recipe.py").write_text(RECIPE)
+    Path("recipes/sums/config.yaml").write_text(CONFIG)
+    sha256 = load_recipe("sums").record()["sha256"]
+    with pytest.raises(ConfigError, match="give the same command with --recipe recipes/sums"):
+        recipe_of_hash(sha256, {"output_dir": "run"}, {})
+    assert recipe_of_hash(sha256, {"output_dir": "run"}, {}, recipe="sums").folder.name == "sums"
+
+
+def test_the_bytecode_beside_a_recipe_is_not_run(tmp_path: Path) -> None:
+    source = tmp_path / "recipe.py"
+    source.write_text("found = 'compiled'\n")
+    py_compile.compile(str(source))
+    before = source.stat()
+    source.write_text("found = 'from_text'\n"[: before.st_size].replace("from_text", "fromtext"))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert import_recipe(source).found == "fromtext"
+
+
+@pytest.mark.usefixtures("gift")
+def test_a_list_of_trusted_recipes_that_another_user_wrote_is_not_believed(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(load_recipe("sums"))
+    if os.getuid() == 0:
+        os.chown(trust_file(), 65534, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: -1)
+    assert invoke("evaluate", "runs/sums").exit_code == 2
+
+
+def test_validate_names_code_and_does_not_import_it(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("output_dir: run\noptimizer: nowhere.to.be.Found\n")
+    done = invoke("config", "validate", "own.yaml")
+    assert done.exit_code == 0
+    assert "own.yaml names code that a run would import: nowhere.to.be.Found" in done.output
+
+
+def test_a_run_is_loaded_in_python_by_the_same_rules(invoke: Invoke, gift: Path) -> None:
+    with pytest.raises(ConfigError, match="you have not trained with that recipe"):
+        load_run(gift)
+    assert load_run(gift, trust=True).folder.name == "sums"
+    assert load_run(gift, recipe="sums").folder.name == "sums"
