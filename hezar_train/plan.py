@@ -52,6 +52,11 @@ __all__ = [
 
 UNLIMITED = 1 << 62
 """Steps or samples without a limit."""
+MOST_STORED = 1 << 80  # of a plan without an end, sums of such numbers
+DIVISORS = frozenset({
+    *("num_processes", "batch_size", "accumulation", "window_samples"),
+    *("log_updates", "save_updates", "eval_updates", "schedule_updates", "total_updates", "total_ticks"),
+})  # fmt: skip
 
 _NAMES_BY_LENGTH_KEYWORDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("total_steps", "steps_per_epoch"): ("one_cycle", "OneCycleLR"),
@@ -175,6 +180,9 @@ class Plan:
         if missing := [one.name for one in fields if one.name not in values and one.default is dataclasses.MISSING]:
             raise ConfigError(f"the plan lacks {', '.join(missing)}")
         values = {"counted_steps": values["total_steps"], **values}  # which older plans do not have
+        for one in fields:
+            if one.name in values and not _fits(one.name, values[one.name], str(one.type)):
+                raise ConfigError(f"the plan has {one.name}={ascii(values[one.name])[:80]}, which no plan has")
         return cls(**{one.name: values[one.name] for one in fields if one.name in values})
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -200,6 +208,16 @@ class Plan:
         if not self.drop_last:
             return self.num_samples
         return self.num_samples - (self.num_samples - position) % self.window_samples
+
+
+def _fits(name: str, value: Any, kind: str) -> bool:
+    """Tell whether a stored value can be that of a plan; what is divided by is not 0."""
+    if value is None:
+        return kind.endswith("None")
+    if kind == "bool":
+        return type(value) is bool
+    least = 1 if name in DIVISORS else 0
+    return type(value) is int and least <= value <= MOST_STORED
 
 
 class WindowSpan(NamedTuple):

@@ -21,6 +21,8 @@ from hezar_train.errors import CheckpointError, ConfigError
 __all__ = ["STATE_VERSION", "TrainerState"]
 
 STATE_VERSION = 1
+MOST = 1 << 63
+"""Of every counter."""
 
 
 @dataclass
@@ -139,6 +141,17 @@ class TrainerState:
         state.version = STATE_VERSION
         return state
 
+    @classmethod
+    def refuse_misfits(cls, values: Any) -> None:
+        """Raise unless stored values are of the types that a state has; fields of a newer version are not looked at."""
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"a state is names with values, not a {type(values).__name__}")
+        for each in dataclasses.fields(cls):
+            if each.name in values and not _fits(values[each.name], str(each.type)):
+                raise CheckpointError(
+                    f"the stored state has {each.name}={_short(values[each.name])}; expected {each.type}"
+                )
+
     def save(self, path: str | os.PathLike[str], drop_none: bool = False) -> Path:
         """Write the state atomically as JSON; floats are written exactly."""
         values = {name: value for name, value in self.to_dict().items() if value is not None or not drop_none}
@@ -151,6 +164,25 @@ class TrainerState:
             return cls.from_dict(read_mapping(path))
         except ConfigError as error:
             raise CheckpointError(str(error)) from error
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if value is None or kind.endswith(" | None"):
+        return kind.endswith(" | None") and (value is None or _fits(value, kind.removesuffix(" | None")))
+    if kind == "dict[str, int]":
+        return isinstance(value, dict) and all(isinstance(name, str) and _fits(value[name], "int") for name in value)
+    if kind == "dict[str, Any]":
+        return isinstance(value, dict) and all(isinstance(name, str) for name in value)
+    if kind == "int":
+        return type(value) is int and 0 <= value < MOST
+    if kind == "float":
+        return type(value) is float or (type(value) is int and abs(value) < MOST)
+    return type(value) is {"bool": bool, "str": str}[kind]
+
+
+def _short(value: Any) -> str:
+    text = ascii(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _refuse(value: Any) -> Any:

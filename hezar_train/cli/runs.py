@@ -1,7 +1,8 @@
 """`runs`: a table of the runs in a folder, each summarized from small files alone.
 
-A file that is missing or damaged costs its cell. A command is a process of its own and holds no run, so it may read the
-lock file, which nothing in a trainer's process may open.
+A file that is missing, damaged or made to mislead costs its cell, a folder that cannot be read costs its line; the
+other runs are listed all the same. A command is a process of its own and holds no run, so it may read the lock file,
+which nothing in a trainer's process may open.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hezar_train.config import read_mapping
 from hezar_train.config.files import read_json
 from hezar_train.errors import ConfigError
 from hezar_train.events import FAILED, FINISHED, INTERRUPTED, end_of, ended_for_good, read_starts
+from hezar_train.run_folder import open_file
 from hezar_train.run_layout import CONFIG_FILE, METRICS_FILE, RunLayout, is_run
 
 __all__ = [
@@ -37,6 +39,9 @@ LIVELY_SECONDS = 600
 """A run on another machine that has written something within this time is taken to be alive."""
 
 TAIL_BYTES = 65_536
+MOST_FOLDERS = 100_000
+MOST_PIDS = 1 << 31
+MOST_STEPS, LARGEST = 1 << 62, 1e300
 
 TITLES = ["run", "recipe", "steps", "best", "state", "age"]
 NAME, RECIPE, STATE, NUMBERS = 0, 1, 4, (2, 5)
@@ -75,7 +80,7 @@ def runs(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}. Name the one your runs are in, or train something first.")
-    found = [summarize(run, _name(run, folder)) for run in find_runs(folder)]
+    found = [one for run in find_runs(folder) if (one := _summary(run, _name(run, folder))) is not None]
     if not found:
         click.echo(f"There are no runs in {folder}. Start one: hezar-train train image_classification")
         return
@@ -84,6 +89,14 @@ def runs(folder: Path) -> None:
     if INTERRUPTED in states or FAILED in states:
         which = "an interrupted" if INTERRUPTED in states else "a failed"
         click.echo(f"\nGo on with {which} run: hezar-train resume RUN")
+
+
+def _summary(run: Path, name: str) -> RunSummary | None:
+    try:
+        return summarize(run, name)
+    except OSError as error:
+        click.echo(f"{printable(name)} is left out: {printable(str(error))}", err=True)
+        return None
 
 
 def _print(found: list[RunSummary]) -> None:
@@ -109,7 +122,7 @@ def _cells(run: RunSummary) -> list[str]:
     # a plan that counts one call of many, or one model of several of which nothing is saved, is no whole
     is_part = run.total_steps is None or run.step > run.total_steps
     steps = f"{run.step}" if is_part else f"{run.step}/{run.total_steps}"
-    return [run.name, run.kind, steps, run.best, run.state, _age(run.age_seconds)]
+    return [*map(printable, (run.name, run.kind, steps, run.best)), run.state, _age(run.age_seconds)]
 
 
 def _name(run: Path, folder: Path) -> str:
@@ -126,10 +139,28 @@ def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the folders of runs below a folder, or the folder itself; what lies inside a run is not looked at."""
     if is_run(folder):
         yield folder
-        return
-    for below in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if below.is_dir() and not below.name.startswith("."):
-            yield from find_runs(below)
+    elif folder.is_dir():
+        yield from _runs_below(folder, set())
+
+
+def _runs_below(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """Yield the runs below a folder; one that several links lead to is looked into once."""
+    try:
+        if (real := folder.resolve()) in seen or len(seen) >= MOST_FOLDERS:
+            return
+        seen.add(real)
+        for below in sorted(one for one in folder.iterdir() if not one.name.startswith(".")):
+            if is_run(below):
+                yield below
+            elif below.is_dir():
+                yield from _runs_below(below, seen)
+    except (OSError, RuntimeError) as error:  # no right to read it, or links that go round
+        click.echo(f"{printable(str(folder))} is left out: {printable(str(error))}", err=True)
+
+
+def printable(text: str) -> str:
+    """Return text without what a terminal would obey: names may hold escape sequences."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def summarize(run: Path, name: str) -> RunSummary:
@@ -182,11 +213,14 @@ def _is_alive(holder: dict[str, Any], age_seconds: float) -> bool:
         return False
     if holder.get("host") != socket.gethostname():
         return age_seconds < LIVELY_SECONDS
+    pid = holder.get("pid")
+    if type(pid) is not int or not 0 < pid < MOST_PIDS:  # 0 and below mean whole groups of processes
+        return False
     try:
-        os.kill(int(holder["pid"]), 0)
+        os.kill(pid, 0)
     except PermissionError:
         return True
-    except (OSError, KeyError, ValueError, TypeError):
+    except OSError:
         return False
     return True
 
@@ -211,19 +245,26 @@ def _last_change(layout: RunLayout) -> float:
     """Return when the run last wrote something; 0 if nothing of it is there."""
     saved = layout.checkpoint_folders().values()
     written = [layout.root / CONFIG_FILE, layout.ledger, *layout.log_files(METRICS_FILE), *saved]
-    return max((path.stat().st_mtime for path in written if path.exists()), default=0.0)
+    return max(map(_changed_at, written), default=0.0)
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _last_logged(layout: RunLayout) -> int:
     """Return the step of the newest log's last whole line."""
     if not (files := layout.log_files(METRICS_FILE)):
         return 0
-    with files[-1].open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        lines = [line for line in file.read().split(b"\n")[:-1] if line]
     try:
+        with os.fdopen(open_file(files[-1]), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = [line for line in file.read(TAIL_BYTES).split(b"\n")[:-1] if line]
         return _number(json.loads(lines[-1]).get("step")) if lines else 0
-    except (ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return 0
 
 
@@ -240,10 +281,10 @@ def _last_evaluation(layout: RunLayout) -> dict[str, Any]:
 
 def _best(best: dict[str, Any]) -> str:
     value = best.get("value")
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or abs(value) > LARGEST:
         return ""
     return f"{str(best.get('metric')).removeprefix('evaluation.')} {value:.4g}"
 
 
 def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and abs(value) < MOST_STEPS else 0

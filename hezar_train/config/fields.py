@@ -77,6 +77,9 @@ FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 
 SHOWN_SCHEDULERS = f"{choices(SHORT_SCHEDULERS)}, any class of torch.optim.lr_scheduler"
 
+MOST_THREADS, MOST_WORKERS = 1024, 512
+"""A config may come from anywhere: more would end the program, or the machine."""
+
 MARKS_OF_HEZAR = ("name", "config_type")
 """Fields by which Hezar knows the kind of a config."""
 
@@ -190,7 +193,7 @@ class HardwareFields:
         yield from flag("use_cpu", self.use_cpu)
         if self.use_cpu is True and isinstance(self.device, str) and self.device.split(":")[0] != "cpu":
             yield f"use_cpu=True contradicts device={self.device!r}: give one of the two"
-        yield from whole("num_threads", self.num_threads, least=1, optional=True)
+        yield from whole("num_threads", self.num_threads, least=1, most=MOST_THREADS, optional=True)
         yield from flag("distributed", self.distributed)
         yield from one_of("mixed_precision", self.mixed_precision, [*PrecisionType])
 
@@ -252,7 +255,7 @@ class DataFields:
         yield from flag("dataloader_shuffle", self.dataloader_shuffle)
         yield from flag("reshuffle_each_epoch", self.reshuffle_each_epoch)
         yield from flag("drop_last", self.drop_last)
-        yield from whole("num_dataloader_workers", self.num_dataloader_workers, least=0)
+        yield from whole("num_dataloader_workers", self.num_dataloader_workers, least=0, most=MOST_WORKERS)
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,9 @@
 A file written here is either the old one or the whole new one, whatever happens meanwhile. YAML is read by the rules of
 YAML 1.2 where its elder surprises: `1e-5` is a number, `no` is a word, a date is text. A key that appears twice is an
 error.
+
+Files may be anybody's, so reading has limits: on the size of a file, on how many values it makes once its aliases are
+followed (ten lines of YAML can stand for a billion), on the digits of a number; and it waits for no FIFO.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -21,10 +25,12 @@ import yaml
 
 from hezar_train.config.names import is_importable
 from hezar_train.errors import ConfigError
+from hezar_train.run_folder import RunFolderError, read_file
 
 __all__ = [
     "fsync_folder",
     "is_disk_full",
+    "load_json",
     "parse_yaml",
     "read_json",
     "read_mapping",
@@ -40,6 +46,13 @@ JSON_SUFFIXES = (".json",)
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the last is what a file-size limit says
 NO_FOLDER_FSYNC_ERRNOS = frozenset({errno.EINVAL, errno.ENOTSUP})
 PREFIX_OF_TAGS = "tag:yaml.org,2002:"
+MOST_FILE_BYTES = 64 << 20
+MOST_YAML_BYTES = 1 << 20
+MOST_YAML_VALUES = 100_000
+"""Of a YAML file, its aliases followed."""
+MOST_JSON_VALUES = 4_000_000
+MOST_DIGITS = 400
+NUMBER_TAGS = (f"{PREFIX_OF_TAGS}int", f"{PREFIX_OF_TAGS}float")
 
 
 def to_plain(value: Any) -> Any:
@@ -143,8 +156,8 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     source = Path(path)
     parse = _parse_json if _suffix(source) in JSON_SUFFIXES else parse_yaml
     try:
-        content = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_file(source, MOST_FILE_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError, RunFolderError) as error:
         raise ConfigError(f"{source}: cannot be read: {error}") from error
     value = parse(content, source)
     if not isinstance(value, dict):
@@ -155,10 +168,21 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds a mapping; empty where there is none that can be read."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = load_json(read_file(path, MOST_FILE_BYTES))
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def load_json(content: bytes | str) -> Any:
+    """Read JSON of a size that is bearable; whatever is wrong with it is a ValueError."""
+    text = content if isinstance(content, bytes) else content.encode()
+    if sum(map(text.count, (b",", b"[", b"{"))) > MOST_JSON_VALUES:
+        raise ValueError(f"it holds more than {MOST_JSON_VALUES:,} values")
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _suffix(path: Path) -> str:
@@ -172,7 +196,8 @@ def _parse_json(content: str, source: Path) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
         if len(mapping) < len(pairs):
-            twice = next(key for key in mapping if sum(key == other for other, _ in pairs) > 1)
+            counted = Counter(key for key, _ in pairs)
+            twice = next(key for key, count in counted.items() if count > 1)
             raise ConfigError(f"{source}: the key {twice!r} appears twice")
         return mapping
 
@@ -180,10 +205,18 @@ def _parse_json(content: str, source: Path) -> Any:
         return json.loads(content, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{source}, line {error.lineno}: {error.msg}") from error
+    except RecursionError:
+        raise ConfigError(f"{source}: it is nested too deeply") from None
+    except ConfigError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def parse_yaml(content: str, source: Path) -> Any:
     """Read YAML text; `source` is named in errors."""
+    if len(content) > MOST_YAML_BYTES:
+        raise ConfigError(f"{source}: it has {len(content):,} characters; at most {MOST_YAML_BYTES:,} are read")
     try:
         return yaml.load(content, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -192,10 +225,47 @@ def parse_yaml(content: str, source: Path) -> Any:
         raise ConfigError(f"{source}{line}: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{source}: it is nested too deeply") from None
+    # The library's own constructors raise these for a tag that does not fit its text, such as !!int x.
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError) as error:
+        raise ConfigError(f"{source}: a value does not fit its tag: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):
-    """Build plain values only, and refuse a key that appears twice."""
+    """Build plain values only, and refuse a key that appears twice and values without bound."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_nodes = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._num_nodes += 1
+        if self._num_nodes > MOST_YAML_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {MOST_YAML_VALUES:,} values")
+        return super().compose_node(parent, index)
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and self._size(node) > MOST_YAML_VALUES:
+            problem = f"its aliases stand for more than {MOST_YAML_VALUES:,} values"
+            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+        return node
+
+    def _size(self, node: yaml.Node) -> int:
+        """Return how many values a node stands for, each alias counted as what it names."""
+        if isinstance(node, yaml.ScalarNode):
+            if node.tag in NUMBER_TAGS and len(node.value) > MOST_DIGITS:
+                raise yaml.composer.ComposerError(None, None, f"more than {MOST_DIGITS} digits", node.start_mark)
+            return 1
+        if id(node) not in self._sizes:
+            self._sizes[id(node)] = MOST_YAML_VALUES + 1  # of one that holds itself, until it is known
+            parts = (
+                node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+            )
+            self._sizes[id(node)] = 1 + sum(map(self._size, parts))
+        return self._sizes[id(node)]
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

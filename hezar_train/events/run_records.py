@@ -10,6 +10,7 @@ record is for people to look at, a run goes on without it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from typing import Any
 from hezar_train.config.files import read_json, to_json, write_atomically
 from hezar_train.errors import DataError
 from hezar_train.events.writers import AppendFile
+from hezar_train.run_folder import open_file
 from hezar_train.run_layout import LEDGER_FILE, STARTS_FILE
 
 __all__ = [
@@ -41,6 +43,8 @@ __all__ = [
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 
 _MAX_LINES_IN_MEMORY = 4096
+_MAX_LINE_BYTES = 4096
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +106,20 @@ class Ledger:
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Iterator[LedgerLine]:
         """Yield the lines of a ledger; a last line cut short by a kill is left out."""
-        with Path(path).open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
+        with os.fdopen(open_file(path, follow_links=True), "rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
+                if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
                     yield _parse_line(path, number, line)
 
 
 def _parse_line(path: str | os.PathLike[str], number: int, line: bytes) -> LedgerLine:
     try:
-        return LedgerLine(**json.loads(line))
-    except (ValueError, TypeError):
-        raise DataError(f"{path}, line {number} is not a line of a ledger: {line[:80]!r}") from None
+        found = LedgerLine(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        found = None
+    if found is None or any(type(one) is not int or not 0 <= one < _MOST for one in dataclasses.astuple(found)):
+        raise DataError(f"{path}, line {number} is not a line of a ledger: {line[:80]!r}")
+    return found
 
 
 def read_starts(run_folder: Path) -> list[dict[str, Any]]:

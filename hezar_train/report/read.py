@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.config import read_mapping
-from hezar_train.config.files import read_json
+from hezar_train.config.files import load_json, read_json
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.events import FAILED, Row, end_of, ended_for_good, starts_in
+from hezar_train.run_folder import RunFolderError, read_file
 from hezar_train.run_layout import (
     BEST_FILE,
     CONFIG_FILE,
@@ -74,6 +75,8 @@ SECONDS_NAME = re.compile(r"time\.(\w+)_seconds")
 
 LEAST_OTHER = 0.01
 """Of all time: opening files and the like."""
+
+MOST_LOG_BYTES = 512 << 20
 
 MOST_BYTES_HASHED = 256_000_000
 """Of all checkpoints of a run together; beyond, sizes are compared and `hezar-train verify` does the rest."""
@@ -214,7 +217,15 @@ class RunRecord:
         """Return when the run last wrote something that grows while it trains."""
         layout = self.layout
         written = (layout.lock, layout.ledger, layout.checkpoints, *layout.log_files(METRICS_FILE))
-        return max((path.stat().st_mtime for path in written if path.exists()), default=0.0)
+        return max(map(_changed_at, written), default=0.0)
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file was last written; 0 if it is not there, or not ours to look at."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _is_held(lock: Path) -> bool:
@@ -322,10 +333,10 @@ class _Reader:
     def _json(self, name: str) -> dict[str, Any]:
         path = self._root / name
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = load_json(read_file(path))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             self._run.problems.append(f"{name} cannot be read: {error}")
             return {}
         if not isinstance(found, dict):
@@ -336,10 +347,10 @@ class _Reader:
     def _rows(self, layout: RunLayout, name: str) -> Iterator[Row]:
         """Yield the rows of all logs folders, oldest first."""
         for path in layout.log_files(name):
-            shown = path.relative_to(self._root)
+            shown = path.relative_to(self._root) if path.is_relative_to(self._root) else path
             try:
-                lines = path.read_bytes().splitlines(keepends=True)
-            except OSError as error:
+                lines = read_file(path, MOST_LOG_BYTES).splitlines(keepends=True)
+            except (OSError, RunFolderError) as error:
                 self._run.problems.append(f"{shown} cannot be read: {error}")
                 continue
             rows = [_row(line) for line in lines if line.endswith(b"\n")]  # a last one without is being written
@@ -354,7 +365,7 @@ class _Reader:
         if times := sorted(float(moment) for moment in recorded if is_moment(moment)):
             return times
         stamps = [path.name.removeprefix(EVENTS_PREFIX).split(".")[0] for path in layout.log_files(f"{EVENTS_PREFIX}*")]
-        return sorted({float(stamp) for stamp in stamps if stamp.isdecimal()})
+        return sorted({moment for stamp in stamps if stamp.isdecimal() and is_moment(moment := float(stamp))})
 
     def _read_evaluations(self, paths: dict[int, Path]) -> None:
         """Read the newest record that can be read, and that of the best checkpoint."""

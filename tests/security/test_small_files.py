@@ -1,0 +1,379 @@
+"""Small files that are made to hang, to crash or to mislead: every reader answers in time, with an error of ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hezar_train.checkpoint import CheckpointStore
+from hezar_train.checkpoint.manifest import Manifest, read_manifest
+from hezar_train.cli import root
+from hezar_train.config import read_mapping
+from hezar_train.config.files import parse_yaml, to_plain
+from hezar_train.errors import CheckpointError, ConfigError, DataError
+from hezar_train.events import Ledger
+from hezar_train.report.read import read_run, saved_checkpoints, starts_of, time_split
+from hezar_train.state import TrainerState
+from tests.security.hostile import edit_state, make_trainer, newest, sealed
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+
+
+@contextmanager
+def within_seconds(most: float = 5.0) -> Iterator[None]:
+    begun = time.process_time()
+    yield
+    assert time.process_time() - begun < most
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(root, [str(one) for one in arguments], prog_name="hezar-train")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LAUGHS,
+        "a: &a {<<: [*a]}",
+        "a: &a [*a]",
+        "base: &b {x: 1}\n"
+        + "".join(f"m{n}: &m{n} {{<<: [{', '.join(['*b'] * 9)}], k{n}: 1}}\n" for n in range(20_000)),
+        "a: " + "[" * 5000,
+        "a: " + ":".join(["1"] * 100_000),
+        "a: " + "9" * 5000,
+        "a: !!int x",
+        "a: !!bool x",
+        "a: !!timestamp x",
+        "a: !!float x",
+        "a: !!python/object/apply:os.system [ls]",
+        "? [a]\n: 1",
+        "x: [" + "a," * 400_000 + "]",
+        "#" * 900_000,
+    ],
+    ids=[
+        "aliases",
+        "merges itself",
+        "holds itself",
+        "merges",
+        "depth",
+        "base 60",
+        "digits",
+        *"ibtfp",
+        "key",
+        "long",
+        "note",
+    ],
+)
+def test_yaml_is_read_or_refused_in_time(text: str) -> None:
+    with within_seconds():
+        try:
+            to_plain(parse_yaml(text, Path("train_config.yaml")))
+        except ConfigError:
+            return
+
+
+def test_honest_anchors_and_merges_are_read() -> None:
+    text = "base: &base {lr: 0.1, betas: [0.9, 0.99]}\nfast: {<<: *base, lr: 1.0}\nsame: *base\n"
+    found = parse_yaml(text, Path("a.yaml"))
+    assert found["fast"] == {"lr": 1.0, "betas": [0.9, 0.99]}
+    assert found["same"] == {"lr": 0.1, "betas": [0.9, 0.99]}
+
+
+@pytest.mark.parametrize("command", ["runs", "report", "verify", "audit", "config show"])
+def test_a_config_of_aliases_does_not_hang_a_command(run: Path, command: str) -> None:
+    (run / "train_config.yaml").write_text(
+        (run / "train_config.yaml").read_text()
+        + "optimizer_kwargs:\n"
+        + "".join(f"  {line}\n" for line in LAUGHS.splitlines())
+    )
+    with within_seconds(20):
+        done = invoke(*command.split(), run)
+    assert "not expected" not in done.output
+
+
+YAML_PIECES = [
+    "a: ",
+    "&x ",
+    "*x",
+    "[",
+    "]",
+    "{",
+    "}",
+    "- ",
+    "\n",
+    "  ",
+    "!!int ",
+    "!!set ",
+    "? ",
+    "<<: ",
+    "|",
+    ">",
+    "'",
+    '"',
+    "1e5",
+    "%",
+]
+
+
+@settings(max_examples=300, deadline=5000)
+@given(st.lists(st.sampled_from(YAML_PIECES) | st.text(max_size=3), max_size=30).map("".join))
+def test_any_yaml_is_read_or_refused(text: str) -> None:
+    try:
+        parse_yaml(text, Path("a.yaml"))
+    except ConfigError:
+        return
+
+
+@settings(max_examples=100, deadline=5000)
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_any_file_is_a_mapping_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"any.{suffix}"
+    path.write_bytes(content)
+    try:
+        read_mapping(path)
+    except ConfigError:
+        return
+
+
+def deep(run: Path, name: str) -> None:
+    (run / name).write_text("[" * 200_000)
+
+
+def fifo(run: Path, name: str) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+
+
+SPOILS: dict[str, Callable[[Path], None]] = {
+    "a huge pid": lambda run: (run / "lock").write_text(json.dumps({"pid": 10**30, "host": os.uname().nodename})),
+    "a pid of everybody": lambda run: (run / "lock").write_text(json.dumps({"pid": -1, "host": os.uname().nodename})),
+    **{
+        f"{name} is deep": lambda run, name=name: deep(run, name)
+        for name in ("plan.json", "best.json", "environment.json")
+    },
+    **{
+        f"{name} is a FIFO": lambda run, name=name: fifo(run, name)
+        for name in ("lock", "plan.json", "best.json", "recipe.json", "environment.json")
+    },
+    "an evaluation of no step": lambda run: (
+        (run / "evaluations").mkdir(exist_ok=True),
+        (run / "evaluations" / "².json").write_text("{}"),
+    ),
+    "pictures of no step": lambda run: (run / "evaluations" / "²").mkdir(parents=True),
+    "a log is a FIFO": lambda run: fifo(next((run / "logs").iterdir()), "metrics.json"),
+    "a log is deep": lambda run: (
+        next((run / "logs").iterdir()).joinpath("metrics.json").write_text("[" * 60_000 + "\n")
+    ),
+    "a best value without end": lambda run: (run / "best.json").write_text(
+        '{"value": 1' + "0" * 400 + ', "metric": "m"}'
+    ),
+    "a time without end": lambda run: (next((run / "logs").iterdir()) / ("events.out.tfevents." + "9" * 200)).touch(),
+    "a state of many values": lambda run: (newest(run) / "trainer_state.json").write_text("[" + "[]," * 5_000_000),
+    "a link to itself": lambda run: (run.parent / "loop").symlink_to(run.parent),
+    "a folder that nobody may read": lambda run: (run.parent / "closed").mkdir(mode=0),
+    "a checkpoint of no number": lambda run: (run / "checkpoints" / "²").mkdir(),
+}
+
+
+@pytest.fixture
+def two_runs(trained: Path, tmp_path: Path) -> Path:
+    for name in ("bad", "good"):
+        shutil.copytree(trained, tmp_path / "runs" / name)
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
+def test_one_bad_run_does_not_end_the_list_of_all(two_runs: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(two_runs / "bad")
+    with within_seconds():
+        done = invoke("runs", two_runs)
+    assert done.exit_code == 0, done.output
+    assert any(line.startswith("good ") for line in done.stdout.splitlines())
+    with within_seconds(10):
+        report = read_run(two_runs / "bad")
+        time_split(report, starts_of(report))
+        saved_checkpoints(report.layout)
+
+
+def test_escape_sequences_in_names_do_not_reach_the_terminal(two_runs: Path) -> None:
+    (two_runs / "bad").rename(two_runs / "bad\x1b]0;title\x07")
+    (two_runs / "good" / "best.json").write_text(json.dumps({"metric": "acc\x1b[2J", "value": 1.0}))
+    done = invoke("runs", two_runs)
+    assert done.exit_code == 0
+    assert "\x1b" not in done.output
+    assert "\x07" not in done.output
+
+
+def test_a_state_names_only_what_a_state_has() -> None:
+    good = TrainerState(best_metric_value=0.5, files={"a": 1}).to_dict()
+    TrainerState.refuse_misfits(good)
+    odd: dict[str, Any] = {"epoch": "1", "position": -1, "global_step": True, "files": {"a": "b"}, "logs_dir": 3}
+    odd |= {"best_metric_value": [], "epoch_finished": 1, "hooks": [], "loss_tracker_sum": None}
+    for name, value in odd.items():
+        with pytest.raises(CheckpointError, match=name):
+            TrainerState.refuse_misfits({**good, name: value})
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def put(section: str, name: str, value: Any) -> Change:
+    return lambda sections: sections[section].update({name: value})
+
+
+NONSENSE = [None, 3, "text", [], {}, -1, True, {"a": 1}, [1, 2], {"$tuple": []}]
+
+
+def in_plan(name: str, value: Any) -> Change:
+    return lambda sections: sections["extra"]["plan"].update({name: value})
+
+
+def section(name: str, value: Any) -> Change:
+    return lambda sections: sections.update({name: value})
+
+
+COUNTERS = ("global_step", "position", "files", "logs_dir", "epoch_finished")
+PARTS = ("plan", "schedule", "hooks", "measured", "facts")
+HOSTILE: list[Change] = [
+    *[put("state", name, value) for name in COUNTERS for value in (-1, [1], {"a": "b"})],
+    *[put("extra", name, value) for name in PARTS for value in (3, "text", [1])],
+    *[put("extra", "plan", {"total_steps": value}) for value in (1, "x")],
+    *[in_plan("window_samples", value) for value in (0, "x", None, -3)],
+    *[section("optimizer", value) for value in (3, [], {"$tensor": "gone"})],
+    *[section("model", value) for value in (None, [], {}, {"aliases": {"a": "b"}, "versions": {}, "extra": {}})],
+    lambda sections: sections.pop("extra"),
+    lambda sections: sections["extra"].pop("plan"),
+    put("model", "versions", {"": "x"}),
+    put("model", "extra", {"$tuple": []}),
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_sealed_checkpoint_that_says_nonsense_is_passed_over_or_refused(run: Path, change: Change) -> None:
+    edit_state(newest(run), change)
+    try:
+        trainer = make_trainer(run, resume_from_checkpoint=True)
+    except CheckpointError:
+        return
+    assert trainer.state.global_step in (8, 12)
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=map(str, range(len(NONSENSE))))
+@pytest.mark.parametrize("name", ["state", "param_groups"])
+def test_an_optimizer_of_nonsense_is_refused(run: Path, name: str, value: Any) -> None:
+    edit_state(newest(run), put("optimizer", name, value))
+    try:
+        make_trainer(run, resume_from_checkpoint=True)
+    except CheckpointError:
+        return
+
+
+def test_a_learning_rate_of_text_is_refused_before_the_first_step(run: Path) -> None:
+    edit_state(newest(run), lambda sections: sections["optimizer"]["param_groups"][0].update(lr="fast"))
+    with pytest.raises(CheckpointError, match="lr='fast'"):
+        make_trainer(run, resume_from_checkpoint=True)
+
+
+def test_a_config_that_is_none_passes_the_checkpoint_over(run: Path) -> None:
+    (newest(run) / "train_config.yaml").write_text(LAUGHS + "- x")
+    sealed(newest(run))
+    assert make_trainer(run, resume_from_checkpoint=True).state.global_step == 8
+
+
+KEYS = ["format", "step", "files", "size", "sha256", "a", "../a", "a\x00b", "\ud800"]
+MANIFESTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=5000)
+@given(MANIFESTS)
+def test_any_manifest_is_one_or_refused(tmp_path_factory: pytest.TempPathFactory, content: Any) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    body = {"format": 1, **content} if isinstance(content, dict) else content
+    if isinstance(body, dict):
+        body.pop("sha256", None)
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        body = {**body, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(body))
+    try:
+        assert isinstance(read_manifest(folder), Manifest)
+    except CheckpointError:
+        return
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "1", '{"update": "x", "epoch": 1, "first": 0, "count": 1}', "[" * 3000,
+                                  '{"update": -1, "epoch": 1, "first": 0, "count": 1}', "x" * 9_000_000,
+                                  "\x00"])  # fmt: skip
+def test_a_line_that_is_none_of_a_ledger_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "ledger.jsonl").write_text(line + "\n")
+    with within_seconds(), pytest.raises(DataError):
+        list(Ledger.read(tmp_path / "ledger.jsonl"))
+
+
+@settings(max_examples=150, deadline=5000)
+@given(st.binary(max_size=120))
+def test_any_ledger_is_one_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "ledger.jsonl"
+    path.write_bytes(content)
+    try:
+        list(Ledger.read(path))
+    except DataError:
+        return
+
+
+FILES = ["plan.json", "best.json", "environment.json", "recipe.json", "train_config.yaml", "logs/x/metrics.json",
+         "evaluations/00000001.json", "lock"]  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["step", "time", "epoch", "metrics", "starts", "end", "seconds", "tables", "rows", "columns",
+                         "values", "pid",
+                         "name", "worst_samples", "examples", "total_steps", "value", "metric", "how", "host"]), inner,
+        max_size=5),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=5000)
+@given(st.dictionaries(st.sampled_from(FILES), VALUES, max_size=5))
+def test_any_files_of_a_run_can_be_told_of(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Any]) -> None:
+    run = tmp_path_factory.mktemp("fuzz") / "run"
+    for name, value in {"train_config.yaml": {}, **files}.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(json.dumps(value) + "\n")
+    done = invoke("runs", run.parent)
+    assert done.exit_code == 0, done.output
+    found = read_run(run)
+    time_split(found, starts_of(found))
+    assert isinstance(found.is_finished, bool)
+    assert isinstance(found.is_running, bool)
+    shutil.rmtree(run)
+
+
+def test_a_store_with_files_that_are_no_files_is_told_of(run: Path) -> None:
+    (newest(run) / "model.safetensors").unlink()
+    os.mkfifo(newest(run) / "model.safetensors")
+    with within_seconds():
+        found, _ = CheckpointStore(run / "checkpoints").newest()
+    assert found is not None
+    assert found.step == 8
