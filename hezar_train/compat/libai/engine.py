@@ -156,9 +156,7 @@ class TrainerBase:
 
     @staticmethod
     def write_metrics(loss_dict: Mapping[str, Any], data_time: float | None = None, prefix: str = "") -> None:
-        """Put the sum of the losses as `total_loss`, and each value where there are several."""
-        if not dist.is_main_process():
-            return
+        """Put the sum of the losses as `total_loss`, and each value where there are several; on every process."""
         storage = get_event_storage()
         if data_time is not None:
             storage.put_scalar("data_time", data_time)
