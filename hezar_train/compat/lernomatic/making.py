@@ -25,6 +25,7 @@ from hezar_train.compat.lernomatic.models import is_wrapper, module_of
 from hezar_train.compat.lernomatic.schedule import is_schedule
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, HookError, choices, suggestion
+from hezar_train.loop import share_of
 from hezar_train.optim import get_momentum, set_learning_rate, set_momentum
 from hezar_train.runtime import logger
 from hezar_train.types import TaskType
@@ -158,9 +159,20 @@ def follow_loss_iter(trainer: Any, old: int, new: int) -> None:
     }
     if not written:
         return
+    _share_losses(trainer, old, written)
     trainer.note_loss(torch.tensor(sum(written.values()), dtype=torch.float64))
     for name, value in written.items() if len(written) > 1 else ():
         trainer.storage.put_scalar(f"train.{name}", value)
+
+
+def _share_losses(trainer: Any, number: int, written: Mapping[str, float]) -> None:
+    """Where several processes train, write the loss over all of them to the histories."""
+    if trainer.runtime.num_processes == 1:
+        return
+    share = share_of(trainer.ctx.step.window, trainer.ctx.step.batch_in_window)
+    totals = trainer.runtime.processes.sum([value * share for value in written.values()])
+    for name, total in zip(written, totals, strict=True):
+        getattr(trainer, f"{name}_history")[number] = total
 
 
 def follow_schedule(trainer: Any, _: Any, new: Any) -> None:

@@ -352,6 +352,11 @@ class Trainer(ConfigTrainer):
         if vars(self).get("_made_of") is None and self.cur_epoch >= self.num_epochs:
             logger.info("already trained: cur_epoch=%d of num_epochs=%d", self.cur_epoch, self.num_epochs)
             return RoutineResult(0, {}, self.get_model_params)
+        if self.train_loader is None:
+            raise DataError(
+                f"{type(self).__name__} has nothing to train on: pass train_dataset, or set self.train_loader in "
+                "_init_dataloaders()."
+            )
         self._make()
         try:
             return super().train(*args, **kwargs)
