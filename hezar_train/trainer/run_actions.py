@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
-from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, choices, suggestion
 from hezar_train.events import EventStorage, Scalar
 from hezar_train.events.storage import RESERVED_NAMES
 from hezar_train.hub import Pusher
@@ -94,6 +94,7 @@ class RunActions:
         self._pusher: Pusher | None = None
         self._noted_time = perf_counter()
         self._totals: dict[str, int] = {}
+        self._last_save: int | None = None
 
     def follow(self, setup: RunSetup) -> None:
         """Act for another config, on other data."""
@@ -138,6 +139,7 @@ class RunActions:
 
     def _save_checkpoint(self) -> None:
         """Save a checkpoint; where each process has a share of the model, all do it together."""
+        self._last_save = self.state.global_step
         if not self.checkpointing.saves_here:
             return
         with self.aside(SAVING):
@@ -151,10 +153,23 @@ class RunActions:
             return "nothing saved (save_enabled=False)"
         with self.aside(SAVING):
             step, newest = self.state.global_step, self.checkpointing.newest_saved()
-        if newest == step:
-            return f"saved at step {step}"
+        return f"saved at step {step}" if newest == step else self._saved_words(newest)
+
+    def _saved_words(self, newest: int | None) -> str:
         older = "there is no checkpoint" if newest is None else f"the newest checkpoint is that of step {newest}"
-        return f"step {step} could NOT be saved, {older}"
+        return f"step {self.state.global_step} could NOT be saved, {older}"
+
+    def refuse_lost_end(self) -> None:
+        """Raise if the last save was refused by a full disk; on all processes, after the writer has written all."""
+        if self._last_save is None:
+            return
+        newest = self.checkpointing.newest_saved()
+        if newest is None or newest < self._last_save:
+            raise CheckpointError(
+                f"the disk is full, and the end of this run is not on it: {self._saved_words(newest)}. Free some space; "
+                "`hezar-train resume` (resume_from_checkpoint=True) then trains again what is missing. In Python the "
+                "weights are still in memory: trainer.save(FOLDER) writes them to another disk."
+            )
 
     def evaluate_and_update_best(self) -> None:
         """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""

@@ -232,10 +232,12 @@ class RunSession:
                 if self.setup.config.accept_changes:
                     self.state.stop_reason = None
                 self.checkpointing.place_source()
-                with self._brought_to_an_end(), self._files_open(), self._writing(), closing(self.setup.source):
-                    self.checkpointing.reserve_buffers()
-                    yield
-                    self.actions.log_rest()
+                with self._brought_to_an_end(), self._files_open():
+                    with self._writing(), closing(self.setup.source):
+                        self.checkpointing.reserve_buffers()
+                        yield
+                        self.actions.log_rest()
+                    self.actions.refuse_lost_end()
 
     def finish_pushes(self) -> None:
         """Push the end of the run, and wait for it as long as the config says; only the main process does."""
