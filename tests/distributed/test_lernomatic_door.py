@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, outcomes_on
 
 sys.path.append(str(Path(__file__).parents[1] / "compat"))
 from test_lernomatic_keywords import Own, Trainer, net, pair, samples
@@ -22,8 +22,8 @@ def train_one(out: Path, kind: type[Trainer]) -> Any:
     return _told(trainer, trainer.get_loss_history().tolist() + trainer.get_acc_history().tolist())
 
 
-def train_two(out: Path) -> Any:
-    trainer = pair(out, global_batch_size=4)
+def train_two(out: Path, num_samples: int = 24) -> Any:
+    trainer = pair(out, global_batch_size=4, train_dataset=samples(num_samples), drop_last=False)
     trainer.train()
     return _told(trainer, trainer.critic_loss_history.tolist())
 
@@ -44,3 +44,8 @@ def test_an_epoch_of_ones_own_is_that_of_one_process(tmp_path: Path, kind: type[
 def test_processes_with_several_optimizers_stay_together(tmp_path: Path) -> None:
     first, second = on_ranks(2, train_two, tmp_path)
     assert first == second
+
+
+def test_unequal_shares_with_several_optimizers_are_told_before_a_step(tmp_path: Path) -> None:
+    outcomes = outcomes_on(2, train_two, tmp_path, 25)
+    assert "which have unequal shares of this batch" in str(outcomes[0].error)

@@ -61,13 +61,13 @@ __all__ = [
     "refuse_in_training",
     "refuse_or_tell_own_train",
     "refuse_schedule",
-    "refuse_steps_beside",
     "refuse_unknown",
     "run_config",
     "splits_of",
     "takes",
     "trains_now",
     "values_for_loaders",
+    "watch_steps",
     "whole_model",
 ]
 
@@ -90,6 +90,7 @@ OF_LOADERS = ("batch_size", "val_batch_size", "shuffle", "num_workers", "drop_la
 """What the loaders are made of."""
 
 NOT_OF_TRAINING = ("val_", "test_", "train_val_")
+EQUAL = 1e-6
 CLASSIFIES = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
@@ -356,22 +357,31 @@ def refuse_or_tell_own_train(kind: type, base: type) -> None:
     logger.warning("%s. Leave it out, or call super().train(), to have them.", without)
 
 
-def refuse_steps_beside(trainer: Any) -> None:
-    """Let optimizers raise before a step on a batch that is only looked at, which no run would count."""
-    watched = vars(trainer).setdefault("_watched", [])
-    flags = vars(trainer)
-
-    def refuse(*_: Any) -> None:
-        if flags.get("_looks"):
-            raise HookError(
-                "an optimizer was stepped on a batch of a second walk over self.train_loader, which nobody counts. "
-                "Step on the batches of the first one; for more epochs raise num_epochs."
-            )
-
-    for optimizer in optimizers_of(trainer):
+def watch_steps(trainer: Any) -> None:
+    """Let every optimizer of a trainer raise before a step that would be wrong, and join gradients before its steps."""
+    found, watched = optimizers_of(trainer), vars(trainer).setdefault("_watched", [])
+    for optimizer in found:
         if not any(optimizer is one for one in watched):
             watched.append(optimizer)
-            optimizer.register_step_pre_hook(refuse)
+            optimizer.register_step_pre_hook(lambda *_: _refuse_step(trainer))
+    for optimizer in found[1:] if trainer.runtime.num_processes > 1 else ():
+        trainer.parts.data_parallel.watch(optimizer)
+
+
+def _refuse_step(trainer: Any) -> None:
+    if vars(trainer).get("_looks"):
+        raise HookError(
+            "an optimizer was stepped on a batch of a second walk over self.train_loader, which nobody counts. "
+            "Step on the batches of the first one; for more epochs raise num_epochs."
+        )
+    if not trains_now(trainer) or trainer.runtime.num_processes == 1 or len(optimizers_of(trainer)) == 1:
+        return
+    step = trainer.ctx.step
+    if abs(share_of(step.window, step.batch_in_window) * trainer.runtime.num_processes - 1) > EQUAL:
+        raise HookError(
+            "several optimizers are stepped on several processes, which have unequal shares of this batch; expected "
+            "equal ones, as with drop_last=True and a global_batch_size that the processes divide."
+        )
 
 
 class EpochLoader:

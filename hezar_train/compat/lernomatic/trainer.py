@@ -79,13 +79,13 @@ from hezar_train.compat.lernomatic.making import (
     refuse_in_training,
     refuse_or_tell_own_train,
     refuse_schedule,
-    refuse_steps_beside,
     refuse_unknown,
     run_config,
     splits_of,
     takes,
     trains_now,
     values_for_loaders,
+    watch_steps,
     whole_model,
 )
 from hezar_train.compat.lernomatic.models import WrappedModel, find_class, module_of, parameters_of, params_of
@@ -329,7 +329,7 @@ class Trainer(ConfigTrainer):
         vars(self)["_of_last_build"] = set(vars(self)) - before
         self.register_hooks([Keeper(self, {*KEYWORDS, "cur_epoch", "start_epoch"})])
         self._note_epoch()
-        refuse_steps_beside(self)
+        watch_steps(self)
 
     def _follow(self) -> None:
         """Let the parts follow attributes that have changed."""
