@@ -117,7 +117,7 @@ def _manifest_of(content: dict[str, Any]) -> Manifest:
 
 def _record_of(name: str, record: Any) -> FileRecord:
     if not is_inside(name):
-        raise CheckpointError(f"{MANIFEST_FILE} lists {name!r}, which is outside the checkpoint")
+        raise CheckpointError(f"{MANIFEST_FILE} lists {name!r}, which is refused: it is outside the checkpoint")
     if not isinstance(record, dict) or record.keys() != {"size", "sha256"}:
         raise CheckpointError(f"{MANIFEST_FILE} lists {name!r} without its size and its hash")
     size, sha256 = record["size"], record["sha256"]

@@ -10,6 +10,7 @@ and nothing is written but below the folder that was given.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -21,8 +22,10 @@ from typing import Any
 from hezar_train.checkpoint import Checkpoint, CheckpointStore, Rejected, verify
 from hezar_train.checkpoint.hezar_weights import HEZAR_MODEL_FILE
 from hezar_train.checkpoint.manifest import (
+    FileRecord,
     Manifest,
     free_bytes,
+    hash_file,
     is_inside,
     make_folder_durably,
     read_manifest,
@@ -35,6 +38,7 @@ from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.errors import CheckpointError, ConfigError, HubError
 from hezar_train.hub.client import Head, HubAddress, Repository, names_hub_weights, parse_address
 from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
+from hezar_train.run_folder import plain_path
 from hezar_train.run_layout import (
     BEST_FILE,
     CONFIG_FILE,
@@ -48,6 +52,7 @@ from hezar_train.run_layout import (
     RECIPE_FILE,
     TEMPORARY_PREFIX,
     step_name,
+    step_of,
 )
 
 __all__ = [
@@ -84,6 +89,8 @@ REFUSED_SUFFIXES = frozenset({
 PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f\\:*?\"<>|]+")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
+logger = logging.getLogger(__name__)
+
 
 def fetch_checkpoint(
     address: str | HubAddress, into: str | os.PathLike[str], *, own_config: Mapping[str, Any] | None = None
@@ -113,26 +120,61 @@ def fetch_checkpoint(
         remove_folder(draft)
 
 
-def fetch_records(address: str | HubAddress, run_folder: str | os.PathLike[str]) -> list[Path]:
-    """Download a run's logs and evaluations to where they are missing below `run_folder`; return the new files."""
+def fetch_records(
+    address: str | HubAddress, run_folder: str | os.PathLike[str], *, before_step: int | None = None
+) -> list[Path]:
+    """Download a run's logs and evaluations to where they are missing below `run_folder`; return the new files.
+
+    Only those come that the manifest beside them lists, with the hashes that it lists. Of the evaluations only those
+    come that are `before_step`: what is still to be decided is evaluated here, not taken from a record.
+    """
     place = parse_address(address) if isinstance(address, str) else address
     root = Path(run_folder)
     repository = Repository(place.repo_id, place.revision)
     head = repository.head(sizes=True)
-    wanted = [name for name in head.files if _is_record(name)]
-    missing = [name for name in wanted if not (root / name.removeprefix(f"{TRAIN_FOLDER}/")).exists()]
     draft = root / f"{TEMPORARY_PREFIX}hub-{os.getpid()}-{time.monotonic_ns()}"
     try:
-        _download(repository, head, draft, missing, sum(head.files[name] or 0 for name in missing))
-        found = []
-        for name in missing:
-            target = root / name.removeprefix(f"{TRAIN_FOLDER}/")
-            make_folder_durably(target.parent)
-            (draft / name).rename(target)
-            found.append(target)
-        return found
+        listed = _listed_records(repository, head, place, draft)
+        wanted = [name for name in listed if _is_record(name) and not _is_evaluation_from(name, before_step)]
+        missing = [name for name in wanted if not (root / name.removeprefix(f"{TRAIN_FOLDER}/")).exists()]
+        _download(repository, head, draft, missing, sum(listed[name].size for name in missing))
+        return [_moved(draft, name, root) for name in missing if _is_as_listed(draft / name, listed[name], place)]
     finally:
         remove_folder(draft)
+
+
+def _listed_records(repository: Repository, head: Head, place: HubAddress, draft: Path) -> dict[str, FileRecord]:
+    """Return the trainer's files that are there in the size that their manifest says; none without a manifest."""
+    if f"{TRAIN_FOLDER}/{MANIFEST_FILE}" not in head.files:
+        if any(map(_is_record, head.files)):
+            logger.warning("%s: its logs and evaluations have no %s and are not used", place, MANIFEST_FILE)
+        return {}
+    make_folder_durably(draft)
+    _download_manifest(repository, head, TRAIN_FOLDER, draft)
+    files = read_foreign_manifest(draft / TRAIN_FOLDER, place).files
+    listed = {f"{TRAIN_FOLDER}/{name}": record for name, record in files.items()}
+    return {name: one for name, one in listed.items() if name in head.files and head.files[name] in (None, one.size)}
+
+
+def _is_evaluation_from(name: str, step: int | None) -> bool:
+    """Tell whether a record is of an evaluation at a step or after it."""
+    folder, _, file = name.removeprefix(f"{TRAIN_FOLDER}/").partition("/")
+    found = step_of(file.partition(".")[0].partition("/")[0])
+    return folder == EVALUATIONS_FOLDER and step is not None and (found is None or found >= step)
+
+
+def _is_as_listed(path: Path, record: FileRecord, place: HubAddress) -> bool:
+    if hash_file(path) == record:
+        return True
+    logger.warning("%s: %s is not what its %s says, and is not used", place, path.name, MANIFEST_FILE)
+    return False
+
+
+def _moved(draft: Path, name: str, root: Path) -> Path:
+    target = plain_path(root, name.removeprefix(f"{TRAIN_FOLDER}/"))
+    make_folder_durably(target.parent)
+    (draft / name).rename(target)
+    return target
 
 
 def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] | None = None) -> Path:

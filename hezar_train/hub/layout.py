@@ -5,6 +5,7 @@
     README.md                              the card
     train/                                 train_config.yaml  trainer_state.json  plan.json  best.json  recipe.json
                                            environment.json  ledger.jsonl  evaluations/  logs/  curves.png
+                                           manifest.json: size and hash of each of them; others are not believed
     checkpoints/last/                      with "every_save": the checkpoint, to resume from
     checkpoints/{step}/                    with "all_checkpoints": every one that is still there
 
@@ -32,7 +33,14 @@ from typing import Any
 
 from hezar_train.checkpoint import CheckpointStore, verify
 from hezar_train.checkpoint.format import tensor_file
-from hezar_train.checkpoint.manifest import Manifest, is_inside, read_manifest, remove_folder, write_file_durably
+from hezar_train.checkpoint.manifest import (
+    Manifest,
+    hash_file,
+    is_inside,
+    read_manifest,
+    remove_folder,
+    write_file_durably,
+)
 from hezar_train.checkpoint.shard_files import INDEX_NAME, ShardIndex
 from hezar_train.config.files import read_json, read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
@@ -275,7 +283,15 @@ def _train_files(run: SavedRun, checkpoint: Path, folder: Path, names: PushNames
         files[f"{train}/{names.optimizer}"] = checkpoint / OPTIMIZER_FILE
     if names.push_logs and (curves := curves_png(run.layout.root, folder / CURVES_FILE)) is not None:
         files[f"{train}/{CURVES_FILE}"] = curves
-    return files
+    return files | {f"{train}/{MANIFEST_FILE}": _write_manifest(files, train, folder, int(checkpoint.name))}
+
+
+def _write_manifest(files: dict[str, Path], train: str, folder: Path, step: int) -> Path:
+    """List the trainer's files with their hashes, as a checkpoint's are: who fetches them believes no others."""
+    records = {name.removeprefix(f"{train}/"): hash_file(path) for name, path in files.items()}
+    path = folder / f"records-{MANIFEST_FILE}"
+    write_file_durably(path, [Manifest(step, records).to_bytes()])
+    return path
 
 
 def _refuse_outside(files: Iterable[str]) -> None:

@@ -48,7 +48,7 @@ from hezar_train.hub import (
 from hezar_train.loop import Context, Hook
 from hezar_train.optim import Schedule, set_momentum
 from hezar_train.plan import Plan, exactness_changes
-from hezar_train.run_layout import MODEL_CONFIG_FOLDER, PREPROCESSOR_FOLDER
+from hezar_train.run_layout import MODEL_CONFIG_FOLDER, PREPROCESSOR_FOLDER, step_of
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
@@ -60,6 +60,8 @@ from hezar_train.trainer.train_data import RunSetup
 __all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "load_initial_weights"]
 
 NAMES = ("best", "last")
+NAMED_VALUES = ("plan", "schedule", "hooks", "measured")
+"""What a checkpoint holds beside model, optimizer and state, each as names with values."""
 
 
 class Checkpointing:
@@ -358,17 +360,39 @@ def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | No
         return None
     store = CheckpointStore(folder.checkpoints)
     if is_hub_address(wanted):
-        return store.open(fetch_into(folder, str(wanted), config.to_dict()))
+        return checked(store.open(fetch_into(folder, str(wanted), config.to_dict())))
     if wanted is not True and wanted not in NAMES:  # a Path is a place, also one that is called "best"
-        return store.open(Path(os.fspath(wanted)))
+        return checked(store.open(Path(os.fspath(wanted))))
     if wanted == "best":
-        return store.open(store.path(_best_step(folder)))
-    found, rejected = store.newest()
+        return checked(store.open(store.path(_best_step(folder))))
+    found, rejected = store.newest(refuse_nonsense)
     for one in rejected:
         logger.warning("checkpoint %s is damaged and was passed over: %s", one.path, one.reason)
     if found is None:
         logger.info("nothing to resume in %s: starting from the beginning", folder.checkpoints)
     return found
+
+
+def checked(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint that can be used."""
+    refuse_nonsense(checkpoint)
+    return checkpoint
+
+
+def refuse_nonsense(checkpoint: Checkpoint) -> None:
+    """Raise if a checkpoint, whose hashes may well be in order, says what no run has saved."""
+    TrainerState.refuse_misfits(checkpoint.state())
+    extra = checkpoint.extra()
+    kept = extra if isinstance(extra, Mapping) else {}
+    if odd := [name for name in NAMED_VALUES if not isinstance(kept.get(name), Mapping)]:
+        raise CheckpointError(f"{checkpoint.path} holds no names with values as {odd[0]!r}")
+    if not isinstance(kept.get("facts") or {}, Mapping):
+        raise CheckpointError(f"{checkpoint.path} holds facts of the run that are not names with values")
+    try:
+        read_mapping(checkpoint.path / CONFIG_FILE)
+        Plan.from_dict(kept["plan"])
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
 
 def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, facts: Mapping[str, Any]) -> None:
@@ -452,7 +476,7 @@ def fetch_into(folder: RunFolder, address: str, own_config: Mapping[str, Any]) -
     """Bring a checkpoint from the Hub into the run's folder, with the records that belong to it; return its path."""
     found = fetch_checkpoint(address, folder.checkpoints, own_config=own_config)
     if not folder.all_logs.exists():  # else this machine has its own, which the run goes on with
-        fetch_records(address, folder.root)
+        fetch_records(address, folder.root, before_step=step_of(found.name))
     logger.info("%s was fetched to %s", address, found)
     return found
 

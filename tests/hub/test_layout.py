@@ -17,7 +17,7 @@ from hezar_train.hub.layout import SavedRun, SupersededError, remove_leftovers, 
 from tests.hub.runs import LOGS, HandmadeRun, finished_run
 
 TRAIN_FILES = {
-    "train/train_config.yaml", "train/trainer_state.json", "train/plan.json", "train/best.json",
+    "train/train_config.yaml", "train/trainer_state.json", "train/plan.json", "train/best.json", "train/manifest.json",
     "train/environment.json", "train/evaluations/00000005.json", "train/evaluations/00000010.json",
     f"train/logs/{LOGS}/metrics.json", f"train/logs/{LOGS}/training_logs.csv", "train/curves.png",
 }  # fmt: skip
