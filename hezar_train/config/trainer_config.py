@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hezar_train.config.credentials import secret_problems
 from hezar_train.config.fields import (
     CheckpointFields,
     DataFields,
@@ -174,6 +175,7 @@ class TrainerConfig(  # the last parent's fields come first
         """Yield a sentence for each mistake, group by group."""
         for group in GROUPS:
             yield from group.problems(self)
+        yield from secret_problems({name: getattr(self, name) for name in self})
 
     def validate(self) -> None:
         """Raise one `ConfigError` with every problem, if there are any."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hezar_train.config.credentials import known_secrets
 from hezar_train.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "parse_address",
     "parse_repo_id",
     "redact",
+    "refuse_secrets",
 ]
 
 SCHEME = "hub://"
@@ -59,6 +61,10 @@ USER_IN_URL = re.compile(r"(?i)\b(https?://)[^/\s@]+@")
 QUERY = re.compile(r"(?i)\b(https?://[^\s'\"<>?]+)\?[^\s'\"<>)]+")
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 SHORTEST_SECRET = 6
+SHORTEST_PUSHED_SECRET = 8
+WHOLE_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
+WEIGHT_SUFFIXES = frozenset({".safetensors"})
+PIECE_BYTES, OVERLAP_BYTES = 1 << 20, 1 << 12
 
 _chance = random.SystemRandom()  # never the global generator: that is the training's
 
@@ -193,6 +199,7 @@ class Repository:
         """Add and delete files in one commit on top of `parent`; files that are there already are not sent again."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
+        refuse_secrets(files)
         with self._translated_errors("did not take the commit"):
             sources = {name: source if isinstance(source, bytes) else str(source) for name, source in files.items()}
             additions = [CommitOperationAdd(name, source) for name, source in sources.items()]
@@ -301,6 +308,43 @@ class Pace:
     def attempt_limit_seconds(self, nbytes: int) -> float:
         """Return how long an attempt over so many bytes may last."""
         return self.attempt_seconds + nbytes / self.least_bytes_per_second
+
+
+def refuse_secrets(files: Mapping[str, Path | bytes]) -> None:
+    """Raise if a file that is about to be pushed holds a token, or another secret that this process knows."""
+    secrets = _known_secrets()
+    for name, source in files.items():
+        if Path(name).suffix in WEIGHT_SUFFIXES:
+            continue
+        for piece in [source] if isinstance(source, bytes) else _pieces(source):
+            if kind := _secret_in(piece, secrets):
+                raise HubError(
+                    f"{name} is not pushed, and nothing else of this push is: it holds {kind}. Take it out of the "
+                    "file, and if it was ever pushed before, make it invalid where it was issued."
+                )
+
+
+def _secret_in(piece: bytes, secrets: Mapping[str, str]) -> str | None:
+    """Say what secret a piece of a file holds. Of forms only the Hub's own counts: texts of a dataset have others."""
+    found = (name for value, name in secrets.items() if value.encode() in piece)
+    return next(found, "what looks like a token of the Hub" if WHOLE_TOKEN.search(piece) else None)
+
+
+def _known_secrets() -> dict[str, str]:
+    """Return the secrets of the environment, and the client's own token, with their names."""
+    from huggingface_hub import get_token
+
+    own = get_token() or ""
+    return {**known_secrets(), **({own: "your token for the Hub"} if len(own) >= SHORTEST_PUSHED_SECRET else {})}
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Read a file in pieces that overlap, so that no secret lies across two of them."""
+    with path.open("rb") as file:
+        before = b""
+        while piece := file.read(PIECE_BYTES):
+            yield before + piece
+            before = piece[-OVERLAP_BYTES:]
 
 
 def redact(text: str) -> str:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.checks import wrong_type
+from hezar_train.config.credentials import secret_problems
 from hezar_train.config.files import parse_yaml
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.run_layout import CONFIG_FILE, LOCK_FILE
@@ -193,7 +194,7 @@ def checked(
     folder: Path, fields: Mapping[str, Any], options: dict[str, Any], config_name: str = CONFIG_NAME
 ) -> LoadedRecipe:
     """Build the config; report its problems and those of the options in one error."""
-    problems = list(option_problems(folder / RECIPE_NAME, options))
+    problems = [*option_problems(folder / RECIPE_NAME, options), *secret_problems(options, OPTION_PREFIX)]
     try:
         config = TrainerConfig.from_dict(fields)
     except ConfigError as error:

@@ -166,9 +166,9 @@ class RunActions:
         newest = self.checkpointing.newest_saved()
         if newest is None or newest < self._last_save:
             raise CheckpointError(
-                f"the disk is full, and the end of this run is not on it: {self._saved_words(newest)}. Free some space; "
-                "`hezar-train resume` (resume_from_checkpoint=True) then trains again what is missing. In Python the "
-                "weights are still in memory: trainer.save(FOLDER) writes them to another disk."
+                f"the disk is full, and the end of this run is not on it: {self._saved_words(newest)}. Free some "
+                "space; `hezar-train resume` (resume_from_checkpoint=True) then trains what is missing. In Python "
+                "the weights are still in memory: trainer.save(FOLDER) writes them to another disk."
             )
 
     def evaluate_and_update_best(self) -> None:
