@@ -9,7 +9,9 @@
     trainer.train()
 
 Hezar's documented names are this package's own, so there is nothing to translate: every name but `Trainer` is the very
-object that `hezar_train` has under the same name. This `Trainer` differs from the plain one in what two names return:
+object that `hezar_train` has under the same name. This `Trainer` has a few attributes more than the plain one
+(`total_steps`, `steps_in_epoch`, `checkpoints_dir`, `logs_dir`, `train_loss_tracker`), and differs in what two names
+return:
 
     device             "cuda" or "cpu", a text (the plain one: a `torch.device`)
     load_csv_logs()    a row for each epoch, as `{column: {number of the row: value}}` (the plain one: every row logged)
@@ -41,7 +43,7 @@ from hezar_train.data import (
     TextGenerationDataCollator,
     TextPaddingDataCollator,
 )
-from hezar_train.events import AverageMeter, CSVLogger, MetricsTracker
+from hezar_train.events import AverageMeter, CSVLogger, LossTracker, MetricsTracker
 from hezar_train.metrics import Metric, MetricsHandler, build_metric, register_metric
 from hezar_train.metrics.handlers import ClassificationHandler as TextClassificationMetricsHandler
 from hezar_train.metrics.handlers import ErrorRateHandler as Image2TextMetricHandler
@@ -88,12 +90,43 @@ EVALUATION = "evaluation."
 
 
 class Trainer(PlainTrainer):
-    """The Trainer, with what Hezar's `device` and `load_csv_logs` return."""
+    """The Trainer, with the attributes of Hezar's, and what its `device` and `load_csv_logs` return."""
 
     @property
     def device(self) -> str:
         """Return the kind of device, as Hezar names it: "cuda" or "cpu"."""
         return str(self.runtime.device.type)
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the whole run, or until the end of this call where a call does a part of it."""
+        return self.parts.session.total_steps
+
+    @property
+    def steps_in_epoch(self) -> int | None:
+        """The steps of an epoch, or of the run if that is shorter; None where the data does not tell its length."""
+        steps = self.plan.steps_in_epoch
+        return None if steps is None else min(steps, self.plan.total_steps)
+
+    @property
+    def checkpoints_dir(self) -> str:
+        """The folder of the run's checkpoints."""
+        return str(self.folder.checkpoints)
+
+    @property
+    def logs_dir(self) -> str:
+        """The folder of this start's logs; asked for before the run begins, it is where they will be."""
+        if self.state.logs_dir is None:
+            new, root = self.folder.new_logs(), self.folder.root
+            self.state.logs_dir = str(new.relative_to(root) if new.is_relative_to(root) else new.absolute())
+        return str(self.folder.logs(self.state.logs_dir))
+
+    @property
+    def train_loss_tracker(self) -> LossTracker:
+        """The mean of the training loss since the start of the run; the run updates it."""
+        losses, state = self.storage.histories().get("train.step_loss"), self.state
+        last = losses.latest() if losses is not None and losses.total else 0.0
+        return LossTracker(state.loss_tracker_sum, state.loss_tracker_count, last)
 
     def load_csv_logs(self, logs_dir: str | os.PathLike[str] | None = None) -> dict[str, dict[int, float]]:
         """Read the CSV log as Hezar does: a row for each epoch that has ended, with the mean loss and the metrics."""

@@ -160,6 +160,12 @@ class Loop:
 
     def run_model(self, batch: Any) -> dict[str, Any]:
         """Fire the moments of forward and backward on a batch; return the outputs."""
+        if self._fits and self._ctx.step.window is None:
+            raise DataError(
+                "training_step() was given a batch that is none of the run's, so that nothing would count it. A loop "
+                "of your own in inner_training_loop() goes over them: with self.parts.loop.epoch_batches(epoch_num) as "
+                "batches: for batch in batches: self.run_step()."
+            )
         ctx, step = self._ctx, self._ctx.step
         routine = self._fits[-1].routine if self._fits else self._routine_of_lone_step(batch)
         step.batch = batch

@@ -7,6 +7,7 @@ from hezar_train.errors import ConfigError
 __all__ = ["CALLED_BY_DOOR", "NAMES_BY_DOOR", "door_of", "refuse_methods_of_doors"]
 
 NAMES_BY_DOOR: dict[str, frozenset[str]] = {
+    "hezar": frozenset({"checkpoints_dir", "logs_dir", "steps_in_epoch", "total_steps", "train_loss_tracker"}),
     "federatedscope": frozenset(
         {"cfg", "discharge_model", "load_model", "parse_data", "print_trainer_meta_info", "save_model"}
     ),

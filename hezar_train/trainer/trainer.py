@@ -19,7 +19,7 @@ from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Source, Splits, batch_length, seed_device
 from hezar_train.errors import DataError, HookError, HookTypeError
-from hezar_train.events import EventStorage, EventWriter, LossTracker, is_same_number, load_csv
+from hezar_train.events import EventStorage, EventWriter, is_same_number, load_csv
 from hezar_train.hooks.periodic import Checkpointed
 from hezar_train.hub import PushNames, PushOutcome
 from hezar_train.loop import (
@@ -713,7 +713,8 @@ class Trainer:
 
     def load_csv_logs(self, logs_dir: str | os.PathLike[str] | None = None) -> dict[Any, Any]:
         """Read the CSV log of this run, or of another logs folder, as a list per column; one item for each row."""
-        path = Path(self.logs_dir if logs_dir is None else logs_dir) / self.trainer_csv_log_file
+        folder = self.folder.logs(self.state.logs_dir) if logs_dir is None else Path(logs_dir)
+        path = folder / self.trainer_csv_log_file
         if logs_dir is None and not path.exists():
             raise DataError("nothing was logged yet: train first, or pass the logs folder of a run")
         return load_csv(path)
@@ -722,36 +723,6 @@ class Trainer:
     def device(self) -> Any:
         """Where the model and each batch are."""
         return self.runtime.device
-
-    @property
-    def total_steps(self) -> int:
-        """The steps of the whole run, or until the end of this call where a call does a part of it."""
-        return self.parts.session.total_steps
-
-    @property
-    def steps_in_epoch(self) -> int | None:
-        """The steps of an epoch, or of the run if that is shorter; None where the data does not tell its length."""
-        steps = self.plan.steps_in_epoch
-        return None if steps is None else min(steps, self.plan.total_steps)
-
-    @property
-    def checkpoints_dir(self) -> str:
-        """The folder of the run's checkpoints."""
-        return str(self.folder.checkpoints)
-
-    @property
-    def logs_dir(self) -> str:
-        """The folder of this start's logs; asked for before the run begins, it is where they will be."""
-        if self.state.logs_dir is None:
-            self.state.logs_dir = str(self.folder.new_logs().relative_to(self.folder.root))
-        return str(self.folder.logs(self.state.logs_dir))
-
-    @property
-    def train_loss_tracker(self) -> LossTracker:
-        """The mean of the training loss since the start of the run; the run updates it."""
-        losses, state = self.storage.histories().get("train.step_loss"), self.state
-        last = losses.latest() if losses is not None and losses.total else 0.0
-        return LossTracker(state.loss_tracker_sum, state.loss_tracker_count, last)
 
     def print_info(self) -> None:
         """Show the facts of the run as a table."""

@@ -17,6 +17,7 @@ from hezar_train import Trainer, config, data, events, metrics, state, types
 from hezar_train.compat import hezar
 from hezar_train.errors import ConfigError, HezarTrainError
 from hezar_train.metrics import handlers
+from hezar_train.trainer.door_names import NAMES_BY_DOOR
 
 Build = Callable[..., Any]
 
@@ -75,9 +76,9 @@ def test_a_tasks_handler_of_hezars_name_is_the_one_that_the_task_has(toy: Callab
     assert own.evaluate() == by_task.evaluate()
 
 
-def test_its_trainer_has_but_two_names_of_its_own() -> None:
+def test_its_trainer_is_the_plain_one_with_a_few_names_to_read() -> None:
     own = {name for name in vars(hezar.Trainer) if not name.startswith("__")}
-    assert own == {"device", "load_csv_logs"}
+    assert own == {"device", "load_csv_logs", *NAMES_BY_DOOR["hezar"]}
     assert hezar.Trainer.__bases__ == (Trainer,)
 
 
@@ -114,16 +115,19 @@ def test_a_run_that_ends_within_an_epoch_has_a_row_for_it(toy: Build) -> None:
 def test_what_hezars_trainer_tells_of_itself(toy: Build, tmp_path: Path) -> None:
     run = toy(hezar.Trainer, num_epochs=2)
     assert (run.device, run.total_steps, run.steps_in_epoch) == ("cpu", 10, 5)
-    assert (toy(out="plain").device, toy(out="short", max_steps=3).steps_in_epoch) == (torch.device("cpu"), 3)
+    assert toy(out="plain").device == torch.device("cpu")
+    assert toy(hezar.Trainer, out="short", max_steps=3).steps_in_epoch == 3
     assert run.checkpoints_dir == str(tmp_path / "run/checkpoints")
     before = run.logs_dir
     run.train()
     assert run.logs_dir == before
     assert (Path(before) / "training_logs.csv").exists()
+    elsewhere = toy(hezar.Trainer, out="elsewhere", logs_dir=tmp_path / "logs")
+    assert Path(elsewhere.logs_dir).is_relative_to(tmp_path / "logs")
 
 
 def test_the_loss_tracker_shows_the_mean_of_the_run_and_refuses_to_be_written(toy: Build) -> None:
-    run = toy()
+    run = toy(hezar.Trainer)
     assert run.train_loss_tracker.avg == 0.0
     run.train()
     tracker = run.train_loss_tracker
@@ -276,3 +280,58 @@ def test_a_run_behind_the_door_goes_on_bit_by_bit(toy: Build, rows: Any, stop_at
     ours, theirs = resumed.model.state_dict(), unbroken.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert resumed.load_csv_logs() == unbroken.load_csv_logs()
+
+
+class OwnSteps(hezar.Trainer):
+    """Do a step as Hezar's own methods do it."""
+
+    def training_step(self, input_batch: Any) -> Any:
+        with self.accelerator.autocast():
+            outputs = self.forward(input_batch)
+        loss = self.compute_loss(outputs, **input_batch)
+        self.accelerator.backward(loss)
+        outputs["loss"] = loss.detach()
+        return outputs
+
+    def optimization_step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def evaluation_step(self, input_batch: Any) -> Any:
+        with self.accelerator.autocast():
+            outputs = self.forward(input_batch)
+        outputs["loss"] = self.compute_loss(outputs, **input_batch)
+        return outputs
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+def test_steps_as_hezars_own_methods_do_them_are_those_of_the_trainer(toy: Build, rows: Any, accumulation: int) -> None:
+    settings = {
+        "eval_dataset": rows(7), "num_epochs": 2, "gradient_accumulation_steps": accumulation,
+        "task": "text_classification", "optimizer": "adamw",
+    }  # fmt: skip
+    own, plain = toy(OwnSteps, **settings), toy(hezar.Trainer, out="plain", **settings)
+    assert own.train().metrics == pytest.approx(plain.train().metrics, rel=1e-6)
+    assert torch.allclose(own.model.layer.weight, plain.model.layer.weight, atol=1e-6)
+    assert (own.state.global_step, own.state.update_step) == (plain.state.global_step, plain.state.update_step)
+
+
+def test_a_loop_of_ones_own_that_counts_for_itself_is_told_what_to_do(toy: Build) -> None:
+    class OwnLoop(hezar.Trainer):
+        def inner_training_loop(self, epoch_num: int) -> Mapping[str, float]:
+            self.train_loss_tracker.update(1.0)
+            return {"loss": self.train_loss_tracker.avg}
+
+    with pytest.raises(HezarTrainError, match="the run counts the loss of each step itself"):
+        toy(OwnLoop).train()
+
+
+def test_a_loop_of_ones_own_that_trains_nothing_is_refused(toy: Build) -> None:
+    class OwnLoop(hezar.Trainer):
+        def inner_training_loop(self, epoch_num: int) -> Mapping[str, float]:
+            for row in self.train_dataset:
+                self.training_step({key: torch.as_tensor(value)[None] for key, value in row.items()})
+            return {"loss": 0.0}
+
+    with pytest.raises(HezarTrainError, match=r"self\.parts\.loop\.epoch_batches\(epoch_num\)"):
+        toy(OwnLoop).train()

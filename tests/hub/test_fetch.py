@@ -325,6 +325,17 @@ def test_a_pickle_at_the_root_is_refused_with_a_way_out(hub: LoopbackHub, run: H
         fetch_file(REPO, "pytorch_model.bin")
 
 
+def test_a_repository_of_hezars_gives_its_weights_beside_its_config(hub: LoopbackHub, run: HandmadeRun) -> None:
+    HfApi().create_repo(REPO)
+    upload({"model.pt": b"x"})
+    with pytest.raises(CheckpointError, match=r"only model.pt, which looks like a pickle"):
+        fetch_weights(REPO)
+    upload({"model_config.yaml": b"name: bert_text_classification\n"})
+    found = fetch_weights(REPO)
+    assert found.name == "model.pt"
+    assert (found.parent / "model_config.yaml").is_file()
+
+
 def recipe_files(config: str = "seed: 3\n", **record: Any) -> dict[str, Path | bytes]:
     content = {"path": "/x", "config": "config.yaml", "sha256": "ab" * 32, "options": {"width": 2}, **record}
     return {"train/train_config.yaml": config.encode(), "train/recipe.json": json.dumps(content).encode()}
