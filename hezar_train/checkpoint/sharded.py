@@ -334,7 +334,7 @@ def load_shards(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer |
 
 def _refuse_other_groups(state: Any, optimizer: Optimizer) -> None:
     """Raise if settings of the parameter groups are of other types than this optimizer's: it would fail in a step."""
-    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False):
+    for saved, own in zip(state.get("param_groups", []), optimizer.param_groups, strict=False):  # of several, none
         odd = [name for name in own if name in saved and name != "params" and not _is_like(saved[name], own[name])]
         if odd:
             raise TypeError(f"{odd[0]}={ascii(saved[odd[0]])[:80]} in a parameter group, {own[odd[0]]!r} here")
