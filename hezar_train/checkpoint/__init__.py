@@ -20,10 +20,11 @@ have a state of a later form (`versions`), and what modules keep besides tensors
 the trees of state dicts with each tensor replaced by its name. Plain JSON stands for itself and every other type has a
 tag (`format.py` lists them), so a tuple comes back as a tuple, the key 0 as an int, NaN as NaN. Tensors are safetensors
 (complex128, which that format lacks, as pairs of float64 that the header lists). Nothing in a checkpoint is code, names
-code, or is a pickle.
+code, or is a pickle. Opening one reads every node of the JSON and the headers of all tensors, and refuses whatever this
+package cannot have written; tensors are read when they are asked for.
 
 `manifest["sha256"]` is the SHA-256 of the manifest without that entry, as JSON with sorted keys and no spaces. The
-first four files must be listed. A file that is not listed is ignored.
+first four files must be listed. A file that is not listed is ignored, one that is a link is refused.
 
 Why a crash cannot hurt
 -----------------------

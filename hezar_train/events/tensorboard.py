@@ -6,6 +6,7 @@ Owns the event format: scalars, images as PNG, histograms as counts. Refuses to 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import time
@@ -137,6 +138,7 @@ def _png_chunk(kind: bytes, data: bytes) -> bytes:
 def _new_event_path(folder: Path) -> Path:
     """Name an event file so that it sorts after those that are there: readers take them in that order."""
     stamps = [path.name.split(".")[3] for path in folder.glob(f"{EVENTS_PREFIX}*")]
-    newest = max((int(stamp) for stamp in stamps if stamp.isdigit()), default=0)
+    # By now of ten digits; a name that somebody made up must not lead the next ones astray.
+    newest = max((int(stamp) for stamp in stamps if re.fullmatch("[0-9]{1,10}", stamp)), default=0)
     stamp = max(int(time.time()), newest + 1)
     return folder / f"{EVENTS_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
