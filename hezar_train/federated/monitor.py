@@ -54,7 +54,7 @@ class Monitor(Hook):
 
     def attach(self, trainer: Trainer) -> None:
         super().attach(trainer)
-        trainer.monitor = self  # type: ignore[attr-defined]  # hooks find it as ctx.monitor
+        trainer.monitor = self  # hooks find it as ctx.monitor
 
     def on_fit_start(self, ctx: Context) -> None:
         """Begin to gather."""

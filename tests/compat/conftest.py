@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # what lies beside the tests
 
 SPEC = importlib.util.spec_from_file_location("toy_run", Path(__file__).parents[1] / "trainer" / "conftest.py")
 assert SPEC is not None

@@ -2,6 +2,9 @@
 
     GeneralTorchTrainer(model, data, device, config, only_for_eval, monitor)
 
+`stand_in()` puts all of it where FederatedScope has it, so that code which imports `federatedscope.core.trainers` runs
+with no import changed.
+
 A routine (train, evaluate, finetune) is made of hooks at the moments of `HOOK_TRIGGER`; a hook is a function of the
 context and is known by its name. The default hooks have FederatedScope's names (`_hook_on_batch_forward`, ...), and
 `cfg`, `ctx`, `_run_routine`, `_run_epoch`, `_run_batch` are FederatedScope's, over this package's walk.
@@ -56,6 +59,7 @@ from hezar_train.compat.federatedscope.registry import (
     wrap_fedprox_trainer,
     wrap_regularized_optimizer,
 )
+from hezar_train.compat.federatedscope.stand_in import stand_in
 from hezar_train.compat.federatedscope.trainer import CopiedModelsTrainer, DittoTrainer, MultiModelTrainer, Trainer
 from hezar_train.config import TrainerConfig
 from hezar_train.federated import (
@@ -121,6 +125,7 @@ __all__ = [
     "register_regularizer",
     "register_scheduler",
     "register_trainer",
+    "stand_in",
     "unknown_keys",
     "use_diff",
     "wrap_DittoTrainer",

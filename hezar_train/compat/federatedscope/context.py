@@ -184,7 +184,10 @@ def lifecycle(lifecycle: Any) -> Callable[[F], F]:
         @functools.wraps(method)
         def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return method(self, *args, **kwargs)
+                result = method(self, *args, **kwargs)
+                if lifecycle == "batch":
+                    self._finish_step()  # while its loss is there
+                return result
             finally:
                 self.ctx.clear(lifecycle)
 

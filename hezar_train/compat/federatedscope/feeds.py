@@ -9,7 +9,7 @@ again. `EvalFeed` and `ReIterator` hand out batches of which nothing is learned.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -79,9 +79,10 @@ class EvalFeed(ReIterator):
 class BatchFeed:
     """The batches of a walk that learns, for loops that call `next`."""
 
-    def __init__(self, loop: Loop, fit: Fit, ctx: LoopContext, loader: Any = None) -> None:
+    def __init__(self, loop: Loop, fit: Fit, ctx: LoopContext, loader: Any, before_count: Callable[[], None]) -> None:
+        """Hand out the batches of a fit; `before_count` is called before a step is counted, to tell its loss."""
         self.loader = loader
-        self._loop, self._fit, self._ctx = loop, fit, ctx
+        self._loop, self._fit, self._ctx, self._before_count = loop, fit, ctx, before_count
         self._epoch: ExitStack | None = None
         self._walk: Iterator[Any] | None = None
         self._next: list[Any] = []  # the batch of a step that is begun and not handed out
@@ -123,6 +124,7 @@ class BatchFeed:
     def finish(self) -> None:
         """Count the step under way and do what is due."""
         if self.is_open:
+            self._before_count()
             self.is_open = False
             self._advance()
 

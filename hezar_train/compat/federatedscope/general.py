@@ -127,7 +127,7 @@ class GeneralTorchTrainer(Trainer):
     ) -> None:
         self._cfg = as_cfg(config)
         self._told_unknown()
-        self._registers_training, self._stepped = not only_for_eval, False
+        self._registers_training, self._stepped, self._stepped_last = not only_for_eval, False, False
         self._feeds: list[BatchFeed] = []
         self._shows_own_context, self._resumes = False, False
         self._hook_lists: dict[str, Any] = {mode: defaultdict(list) for mode in ("train", "eval", "ft")}
@@ -185,15 +185,10 @@ class GeneralTorchTrainer(Trainer):
 
     def create_train_dataloader(self, dataset: Any) -> Source | DataLoader[Any]:
         """Return where training batches come from; any iterable of batches may be a loader."""
-        if self._is_loader_of_others("train", dataset):
+        if dataset is not None and _is_of_others(self._own_context.get("train_loader")):
             ctx = self._own_context
             return LoaderSource(dataset, ctx.get("num_train_data"), self.config.batch_size, self.runtime.num_processes)
         return super().create_train_dataloader(dataset)
-
-    def _is_loader_of_others(self, split: str, dataset: Any) -> bool:
-        given = self._own_context.get(f"{split}_loader")
-        is_ours = isinstance(given, DataLoader) or (is_stream(given) and hasattr(given, "state_dict"))
-        return given is not None and dataset is not None and not is_ours
 
     def batch_weight(self, batch: Any) -> float:
         """Count the samples of a batch."""
@@ -247,7 +242,7 @@ class GeneralTorchTrainer(Trainer):
 
     def _tick(self, steps: TrainStep, ctx: LoopContext) -> None:
         """Tick the schedule, unless a hook of the user's own has stepped and ticks it itself."""
-        if self._stepped:
+        if self._stepped_last:
             steps.schedule(ctx)
 
     def register_hooks(self, hooks: Iterable[Hook | None]) -> None:
@@ -576,7 +571,8 @@ class GeneralTorchTrainer(Trainer):
     def _walk_fit(self, fit: Fit) -> None:
         """Walk a fit of the loop below by the body of the routine under way."""
         ctx = self.ctx
-        feed = BatchFeed(self.parts.loop, fit, self._below, ctx.get(f"{ctx.cur_split}_loader"))
+        loader = ctx.get(f"{ctx.cur_split}_loader")
+        feed = BatchFeed(self.parts.loop, fit, self._below, loader, self._note_loss_batch)
         self._feeds.append(feed)
         self._fit, self._lengths_are_told = fit, False
         has_failed = True
@@ -600,21 +596,19 @@ class GeneralTorchTrainer(Trainer):
         if self.ctx.cur_mode not in LEARNING:
             return
         feed, ctx = self._feeds[-1], self.ctx
+        self._refuse_others_in_processes(ctx)
         if not feed.is_open:
             feed.open(is_kept=ctx.get(f"{ctx.cur_split}_loader") is feed)
-        self._stepped = False
 
     def _finish_step(self) -> None:
         """Count the step under way; its loss is what the hooks left as `ctx.loss_batch`."""
-        if self.ctx.cur_mode not in LEARNING:
+        if self.ctx.cur_mode not in LEARNING or not self._feeds:
             return
-        feed = self._feeds[-1]
-        if feed.is_open:
-            self._note_loss_batch()
-            feed.finish()
+        self._feeds[-1].finish()
 
     def _note_loss_batch(self) -> None:
         ctx = self.ctx
+        self._stepped_last, self._stepped = self._stepped, False
         if self._below.step.is_loss_noted:
             return
         if "loss_batch" not in ctx:
@@ -768,10 +762,12 @@ class GeneralTorchTrainer(Trainer):
                 "super()._run_routine(...), or has @lifecycle(LIFECYCLE.ROUTINE) before it."
             )
         self._tell_lengths()
+        self._refuse_others_in_processes(self.ctx)
         return self._feeds[-1]
 
     def _eval_feed(self, split: str, loader: Any) -> ReIterator:
-        if loader is not None and self._is_loader_of_others(split, loader):
+        loader = loader.loader if isinstance(loader, BatchFeed) else loader  # in a round, that of the round
+        if _is_of_others(loader):
             return ReIterator(loader)
         data = self.splits.data.get(split, loader)
         return EvalFeed(self.data.eval_source(self.config, data), loader)
@@ -831,7 +827,6 @@ class GeneralTorchTrainer(Trainer):
         if self._is_own(ctx):
             self._update(ctx)
             return
-        self._refuse_others_in_processes(ctx)
         ctx.optimizer.zero_grad()
         ctx.loss_task.backward()
         if ctx.grad_clip > 0:
@@ -866,9 +861,16 @@ class GeneralTorchTrainer(Trainer):
         self._stepped = True
 
     def _refuse_others_in_processes(self, ctx: Context) -> None:
-        if self.runtime.num_processes > 1:
+        """Raise, on several processes, if the context has optimizers whose gradients would stay each process's own."""
+        if self.runtime.num_processes == 1:
+            return
+        own = [self.optimizer, getattr(self.parts.finetuning.optimization, "optimizer", None)]
+        others = [
+            name for name, value in ctx.items() if isinstance(value, Optimizer) and not any(value is one for one in own)
+        ]
+        if others or ctx.model is not self.model:
             raise ConfigError(
-                f"a hook has put another model or optimizer ({type(ctx.optimizer).__name__}) into the context, whose "
+                f"a hook has put another model or optimizer into the context ({choices(others) or 'model'}), whose "
                 f"gradients are not joined over {self.runtime.num_processes} processes. Train it with one process."
             )
 
@@ -1002,6 +1004,12 @@ def _name(hook: Any) -> str:
 
 def _shown(hooks: Mapping[str, list[Any]]) -> str:
     return "\n".join(f"{trigger}: {', '.join(map(_name, hooks.get(trigger, ()))) or '-'}" for trigger in TRIGGERS)
+
+
+def _is_of_others(loader: Any) -> bool:
+    """Tell whether a loader is an iterable of batches that is neither torch's nor keeps its own place."""
+    is_known = isinstance(loader, DataLoader) or (is_stream(loader) and hasattr(loader, "state_dict"))
+    return loader is not None and not is_known
 
 
 def _is_data(name: str) -> bool:

@@ -20,6 +20,8 @@ from hezar_train.loop import Hook
 __all__ = ["KeptNames"]
 
 VALUE, STATE, SAME, LIST = "value", "state", "same", "list"
+CURRENT = frozenset({"model", "optimizer", "scheduler"})
+"""Names that stand for one object now and for another one later, so that another name has its state."""
 Owners = dict[int, str]
 
 
@@ -46,7 +48,8 @@ class KeptNames(Hook):
     def state_dict(self) -> dict[str, Any]:
         """Return the names with what can be stored of each."""
         owners = {id(value): name for name, value in self._known().items()}
-        kept = {name: form for name, value in self._names().items() if (form := _form(name, value, owners)) is not None}
+        names = sorted(self._names().items(), key=lambda item: item[0] in CURRENT)
+        kept = {name: form for name, value in names if (form := _form(name, value, owners)) is not None}
         frozen = [name for name, one in self._model().named_parameters() if not one.requires_grad]
         return {"names": kept, "frozen": frozen}
 
