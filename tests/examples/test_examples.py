@@ -30,7 +30,7 @@ class Promise(NamedTuple):
 
 
 PROMISES = {
-    "gan": Promise({"num_epochs": 12, "save_steps": 100}, 0.8, 0.2),
+    "gan": Promise({"num_epochs": 20, "save_steps": 100}, 0.8, 0.2),
     "adversarial_autoencoder": Promise({"num_epochs": 4, "save_steps": 50}, 0.7, 0.1),
     "autoencoder": Promise({"num_epochs": 3, "save_steps": 40}, 0.5, 0.1),
     "denoising_autoencoder": Promise({"num_epochs": 3, "save_steps": 40}, 0.5, 0.15),
@@ -58,7 +58,7 @@ class Kill(Hook):
 
 def test_every_example_has_a_promise() -> None:
     runnable = {path.stem for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
-    assert runnable == set(PROMISES)
+    assert runnable - {"train_net"} == set(PROMISES)  # which is tested behind its door
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)

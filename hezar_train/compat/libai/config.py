@@ -266,13 +266,17 @@ def _plain(value: Any, where: str, objects: list[str]) -> Any:
 
 
 def get_config(config_path: str) -> Any:
-    """Return a group of LiBai's defaults: `get_config("common/train.py").train`."""
+    """Return a group of LiBai's defaults, `get_config("common/train.py").train`, or a file of ./configs."""
     from hezar_train.compat.libai.defaults import DEFAULTS
 
+    own = Path("configs", config_path)
+    if own.is_file():
+        return LazyConfig.load(own)
     if config_path not in DEFAULTS:
         raise ConfigError(
             f"there is no config {config_path!r} here. There are: {choices(DEFAULTS)}."
-            f"{suggestion(config_path, DEFAULTS)} Those of models and datasets are OneFlow's: write one with LazyCall."
+            f"{suggestion(config_path, DEFAULTS)} Those of models and datasets are OneFlow's; one of your own goes to "
+            f"{own}."
         )
     return as_config(DEFAULTS[config_path]())
 

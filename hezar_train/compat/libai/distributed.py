@@ -92,7 +92,7 @@ def setup_dist_util(cfg: Any) -> None:
     size, world = try_get_key(cfg, "data_parallel_size"), get_world_size()
     if size is not None and size != world:
         raise ConfigError(
-            f"train.dist.data_parallel_size={size}, but there are {world} processes. Start as many, for example with "
+            f"train.dist.data_parallel_size={size}, but the number of processes is {world}. Start as many, e.g. with "
             f"`torchrun --nproc-per-node {size}`, or set it to {world}."
         )
 

@@ -508,6 +508,9 @@ class DefaultTrainer(Trainer):
         """Make the model that `cfg.model` describes."""
         if try_get_key(cfg, "model") is None:
             raise ConfigError("the config has no group `model`; expected LazyCall(YourModel)(...)")
+        for key in ("model.cfg.amp_enabled", "model.amp_enabled"):
+            if try_get_key(cfg, key) is not None:
+                LazyConfig.apply_overrides(cfg, [f"{key}={cfg.train.amp.enabled and cfg.graph.enabled}"])
         made = instantiate(cfg.model)
         if not isinstance(made, nn.Module):
             raise ConfigError(f"cfg.model makes a {type(made).__name__}; expected a torch.nn.Module")
@@ -548,6 +551,8 @@ class DefaultTrainer(Trainer):
         described.train_batch_size = cfg.train.train_micro_batch_size
         described.test_batch_size = cfg.train.test_micro_batch_size
         described.seed = cfg.train.seed
+        if "train_val_test_num_samples" in described:
+            described.train_val_test_num_samples = _sample_numbers(cfg.train)
         _tell_datasets(described, cfg.train.seed, tokenizer)
         made = instantiate(described, _recursive_=False)
         return made if isinstance(made, tuple) else (made, None, None)
@@ -618,6 +623,14 @@ def _placed(value: Any, device: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+def _sample_numbers(train: Any) -> list[int]:
+    """Return the samples that a run will take for training, validation and test, as loaders of texts want to know."""
+    evaluation, size = train.evaluation, train.test_micro_batch_size * dist.get_data_parallel_size()
+    times = train.train_iter // max(1, evaluation.eval_period) + 1
+    batches = (times * evaluation.eval_iter, evaluation.eval_iter) if evaluation.enabled else (1, 1)
+    return [int(train.samples), *(int(count * size) for count in batches)]
 
 
 def _tell_datasets(described: Any, seed: int, tokenizer: Any) -> None:
