@@ -12,6 +12,7 @@ signatures in the addresses of uploads, must never be written down.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import re
@@ -19,10 +20,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hezar_train.config.credentials import known_secrets
 from hezar_train.errors import ConfigError, HubError
+from hezar_train.hub import limits
+from hezar_train.hub.limits import Meter, within
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -45,6 +48,8 @@ __all__ = [
 
 SCHEME = "hub://"
 EXPECTED = "expected hub://owner/name, hub://owner/name@revision or hub://owner/name@revision#step"
+NO_CACHE = ".no-cache"  # a folder that is never made
+COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 LONGEST_NAME = 96  # what the Hub allows for each part
 PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
@@ -171,27 +176,51 @@ class Repository:
     def head(self, *, sizes: bool = False) -> Head:
         """Ask for the newest commit and its files."""
         with self._translated_errors("could not be read"):
-            info = self._api.repo_info(
-                self.repo_id, revision=self.revision, repo_type=self.repo_type, files_metadata=sizes
-            )
-            return Head(info.sha, {one.rfilename: one.size for one in getattr(info, "siblings", None) or []})
+            info = within(limits.ANSWER_SECONDS, lambda: self._info(sizes))
+        if info.sha is not None and not COMMIT.fullmatch(info.sha):
+            raise HubError(f"the Hub's repository {self.repo_id} has a commit with an id that is none: {info.sha!r}.")
+        return Head(info.sha, {one.rfilename: one.size for one in getattr(info, "siblings", None) or []})
 
-    def download(self, name: str, folder: Path, oid: str | None) -> Path:
-        """Download one file of a commit to its path below a folder; the caller answers for the name."""
-        with self._translated_errors(f"did not give {name}"):
-            found = self._api.hf_hub_download(
-                self.repo_id, name, revision=oid or self.revision, repo_type=self.repo_type, local_dir=folder
-            )
-        return Path(found)
+    def _info(self, sizes: bool) -> Any:
+        return self._api.repo_info(
+            self.repo_id, revision=self.revision, repo_type=self.repo_type, files_metadata=sizes,
+            timeout=limits.ANSWER_SECONDS,
+        )  # fmt: skip
 
-    def cached(self, name: str, oid: str | None, cache_dir: str | os.PathLike[str] | None = None) -> Path:
-        """Download one file of a commit into the client's cache, if it is not there."""
+    def download(self, name: str, folder: Path, oid: str | None, most_bytes: int = limits.SMALL_BYTES) -> Path:
+        """Download one file of a commit, of so many bytes at most, to its path below a folder.
+
+        The caller answers for the name. Nothing is written outside of the folder: not the client's cache, whose places
+        are made of what the server answers, and nothing is taken from there.
+        """
+        meter = Meter(most_bytes)
+        download = functools.partial(
+            self._api.hf_hub_download, self.repo_id, name, revision=oid or self.revision, repo_type=self.repo_type,
+            local_dir=folder, cache_dir=folder / NO_CACHE, tqdm_class=meter.progress_class(),
+        )  # fmt: skip
         with self._translated_errors(f"did not give {name}"):
-            found = self._api.hf_hub_download(
-                self.repo_id, name, revision=oid or self.revision, repo_type=self.repo_type,
-                cache_dir=None if cache_dir is None else str(cache_dir),
-            )  # fmt: skip
-        return Path(found)
+            found = Path(within(limits.download_seconds(most_bytes), download, meter))
+        if found.stat().st_size > most_bytes:
+            found.unlink()
+            raise HubError(f"the Hub's repository {self.repo_id} gave {name} with more than {most_bytes:,} bytes.")
+        return found
+
+    def cached(
+        self,
+        name: str,
+        oid: str,
+        cache_dir: str | os.PathLike[str] | None = None,
+        most_bytes: int = limits.SMALL_BYTES,
+    ) -> Path:
+        """Download one file of a commit into a folder of that commit in the cache, if it is not there."""
+        from huggingface_hub import constants
+
+        if not COMMIT.fullmatch(oid):
+            raise HubError(f"the Hub's repository {self.repo_id} has a commit with an id that is none: {oid!r}.")
+        root = Path(constants.HF_HUB_CACHE if cache_dir is None else cache_dir)
+        folder = root / "hezar_train" / f"{self.repo_type}s--{self.repo_id.replace('/', '--')}" / oid
+        target = folder / name
+        return target if target.is_file() else self.download(name, folder, oid, most_bytes)
 
     def commit(
         self, files: Mapping[str, Path | bytes], gone: Collection[str], message: str, parent: str | None

@@ -9,6 +9,7 @@ and nothing is written but below the folder that was given.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -38,6 +39,7 @@ from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.errors import CheckpointError, ConfigError, HubError
 from hezar_train.hub.client import Head, HubAddress, Repository, names_hub_weights, parse_address
 from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
+from hezar_train.hub.limits import SMALL_BYTES
 from hezar_train.run_folder import plain_path
 from hezar_train.run_layout import (
     BEST_FILE,
@@ -178,24 +180,33 @@ def _moved(draft: Path, name: str, root: Path) -> Path:
 
 
 def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Download the weights at a repository's root into the client's cache; return the file, or its index.
+    """Download the weights at a repository's root into the cache; return the file, or its index.
 
     Safetensors, or else the `model.pt` of a Hezar model, which whoever reads it must not unpickle.
     """
     place = parse_address(address) if isinstance(address, str) else address
     repository = Repository(place.repo_id, place.revision)
-    head = repository.head()
+    head = repository.head(sizes=True)
+    fetch = functools.partial(_cached, repository, head, cache_dir=cache_dir)
     if MODEL_FILE in head.files:
-        return repository.cached(MODEL_FILE, head.oid, cache_dir)
+        return fetch(MODEL_FILE)
     if INDEX_FILE not in head.files and {HEZAR_MODEL_FILE, HEZAR_CONFIG_FILE} <= head.files.keys():
-        repository.cached(HEZAR_CONFIG_FILE, head.oid, cache_dir)  # beside which the pickle is known as Hezar's
-        return repository.cached(HEZAR_MODEL_FILE, head.oid, cache_dir)
+        fetch(HEZAR_CONFIG_FILE)  # beside which the pickle is known as Hezar's
+        return fetch(HEZAR_MODEL_FILE)
     if INDEX_FILE not in head.files:
         raise CheckpointError(_no_weights(place, head))
-    index = repository.cached(INDEX_FILE, head.oid, cache_dir)
+    index = fetch(INDEX_FILE)
     for name in _shards(index, head, place):
-        repository.cached(name, head.oid, cache_dir)
+        fetch(name)
     return index
+
+
+def _cached(repository: Repository, head: Head, name: str, cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Download a file of a commit into the cache: as many bytes as the Hub lists for it, or few."""
+    if head.oid is None:
+        raise HubError(f"{repository.repo_id} has no commit yet")
+    most_bytes = head.files.get(name)
+    return repository.cached(name, head.oid, cache_dir, SMALL_BYTES if most_bytes is None else most_bytes)
 
 
 def fetch_file(
@@ -206,9 +217,13 @@ def fetch_file(
     repo_type: str = "model",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Download one file of data, such as a config, into the client's cache; return its path."""
+    """Download one file of data, such as a config, into the cache; return its path."""
     refuse_name(filename, repo_id)
-    return Repository(repo_id, revision, repo_type).cached(filename, revision, cache_dir)
+    repository = Repository(repo_id, revision, repo_type)
+    head = repository.head(sizes=True)
+    if (head.files.get(filename) or 0) > SMALL_BYTES:
+        raise HubError(f"{repo_id}: {filename} has {head.files[filename]:,} bytes; expected at most {SMALL_BYTES:,}")
+    return _cached(repository, head, filename, cache_dir)
 
 
 def _find(repository: Repository, head: Head, place: HubAddress, draft: Path) -> str:
@@ -252,7 +267,8 @@ def _download(repository: Repository, head: Head, draft: Path, names: Iterable[s
     if nbytes > (free := free_bytes(draft)):
         raise HubError(f"{repository.repo_id} needs {nbytes:,} bytes in {draft.parent}, and {free:,} are free")
     for name in names:
-        repository.download(name, draft, head.oid)
+        listed = head.files.get(name)
+        repository.download(name, draft, head.oid, nbytes if listed is None else listed)
 
 
 def _prove(folder: Path, manifest: Manifest, own_config: Mapping[str, Any] | None, place: HubAddress) -> None:
@@ -347,11 +363,13 @@ def fetch_recipe(address: str | HubAddress) -> FetchedRecipe:
     """Read config and recipe record of a pushed run, to run them again with a recipe of that hash from this machine."""
     place = parse_address(address) if isinstance(address, str) else address
     repository = Repository(place.repo_id, place.revision)
-    head = repository.head()
+    head = repository.head(sizes=True)
     names = [f"{TRAIN_FOLDER}/{name}" for name in (CONFIG_FILE, RECIPE_FILE)]
     if missing := [name for name in names if name not in head.files]:
         raise ConfigError(f"{place} has no {missing[0]}: only runs that were started from a recipe can be reproduced")
-    config, record = (read_mapping(repository.cached(name, head.oid)) for name in names)
+    if too_large := [name for name in names if (head.files[name] or 0) > SMALL_BYTES]:
+        raise ConfigError(f"{place}: {too_large[0]} has {head.files[too_large[0]]:,} bytes, which no such file has")
+    config, record = (read_mapping(_cached(repository, head, name)) for name in names)
     refuse_foreign_code(config, f"{place}: {names[0]}")
     sha256, options = record.get("sha256"), record.get("options")
     if not isinstance(sha256, str) or not SHA256.fullmatch(sha256) or not isinstance(options, dict):

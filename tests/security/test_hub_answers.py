@@ -1,0 +1,178 @@
+"""A server that lies: its answers choose no place on my disk, and cost me neither my disk nor my day."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hezar_train.config import TrainerConfig
+from hezar_train.errors import HezarTrainError, HubError
+from hezar_train.hub import fetch_recipe, fetch_weights, limits
+from tests.hub.conftest import _point_client, _point_environment
+
+COMMIT = "a" * 40
+MODEL = "model.safetensors"
+
+
+class Liar:
+    """A Hub with one repository, whose answers a test bends."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {MODEL: b"weights"}
+        self.etag, self.commit = "0" * 40, COMMIT
+        self.sizes: dict[str, int] = {}
+        self.silent_on = self.drips_on = self.endless_on = ""
+        self.sent = 0
+        self.stopping = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def info(self) -> bytes:
+        siblings = [{"rfilename": name, "size": self.sizes.get(name, len(text))} for name, text in self.files.items()]
+        return json.dumps({"id": "me/x", "modelId": "me/x", "sha": self.commit, "siblings": siblings}).encode()
+
+
+def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(has_body=False)
+
+        def do_GET(self) -> None:
+            self.answer(has_body=True)
+
+        def answer(self, *, has_body: bool) -> None:
+            if "/api/" in self.path:
+                if liar.silent_on == "info":
+                    liar.stopping.wait(60)
+                    return
+                self.send(liar.info(), {"Content-Type": "application/json"}, has_body)
+                return
+            name = self.path.partition("/resolve/")[2].partition("/")[2].partition("?")[0]
+            if liar.silent_on == name:
+                liar.stopping.wait(60)
+                return
+            headers = {"ETag": f'"{liar.etag}"', "X-Repo-Commit": liar.commit}
+            if has_body and name in (liar.endless_on, liar.drips_on):
+                self.stream(headers, pause=0.05 if name == liar.drips_on else 0.0)
+                return
+            self.send(liar.files[name], headers, has_body)
+
+        def send(self, content: bytes, headers: dict[str, str], has_body: bool) -> None:
+            self.send_response(200)
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if has_body:
+                self.wfile.write(content)
+
+        def stream(self, headers: dict[str, str], pause: float) -> None:
+            self.send_response(200)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with suppress(OSError):
+                while not liar.stopping.wait(pause):
+                    liar.sent += self.wfile.write(b"x" if pause else b"x" * (1 << 20))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def liar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
+    liar = Liar()
+    thread = threading.Thread(target=liar.server.serve_forever, daemon=True)
+    thread.start()
+    _point_environment(liar, tmp_path / "home", monkeypatch)  # type: ignore[arg-type]
+    _point_client(liar, tmp_path / "home", monkeypatch)  # type: ignore[arg-type]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    yield liar
+    liar.stopping.set()
+    liar.server.shutdown()
+    liar.server.server_close()
+
+
+def files_outside(folder: Path) -> set[str]:
+    inside = folder / "home" / "hub" / "hezar_train"
+    return {str(path) for path in folder.rglob("*") if path.is_file() and not path.is_relative_to(inside)}
+
+
+@pytest.mark.parametrize("etag", ["../../../../../evil", "/../../../../../../evil", "{tmp}/evil", "x/../../../../evil"])
+@pytest.mark.parametrize("what", ["weights", "recipe", "config"])
+def test_an_etag_chooses_no_place(liar: Liar, tmp_path: Path, etag: str, what: str) -> None:
+    liar.etag = etag.format(tmp=tmp_path)
+    liar.files |= {
+        "train/train_config.yaml": b"output_dir: run\n",
+        "train/recipe.json": json.dumps({"sha256": "0" * 64, "options": {}}).encode(),
+        "train_config.yaml": b"output_dir: run\n",
+    }
+    call = {
+        "weights": lambda: fetch_weights("me/x"),
+        "recipe": lambda: fetch_recipe("me/x"),
+        "config": lambda: TrainerConfig.load("me/x"),
+    }[what]
+    with suppress(HezarTrainError):
+        call()
+    assert files_outside(tmp_path) == set()
+
+
+def test_a_commit_whose_id_is_a_path_is_refused(liar: Liar, tmp_path: Path) -> None:
+    liar.commit = "../../../evil"
+    with pytest.raises(HubError, match="an id that is none"):
+        fetch_weights("me/x")
+    assert files_outside(tmp_path) == set()
+
+
+def test_what_is_honest_comes_and_is_kept_by_its_commit(liar: Liar) -> None:
+    assert fetch_weights("me/x").read_bytes() == b"weights"
+    liar.files[MODEL] = b"another"
+    assert fetch_weights("me/x").read_bytes() == b"weights"
+    liar.commit = "b" * 40
+    assert fetch_weights("me/x").read_bytes() == b"another"
+
+
+def test_more_bytes_than_announced_are_not_taken(liar: Liar, tmp_path: Path) -> None:
+    liar.endless_on = MODEL
+    with pytest.raises(HubError, match=r"more than the 7 bytes|more than 7 bytes"):
+        fetch_weights("me/x")
+    liar.stopping.wait(0.5)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 128 << 20
+
+
+@pytest.mark.parametrize("name", ["train/train_config.yaml", "train/recipe.json"])
+def test_a_record_of_gigabytes_is_refused_before_its_first_byte(liar: Liar, name: str) -> None:
+    liar.files |= {"train/train_config.yaml": b"", "train/recipe.json": b""}
+    liar.sizes[name] = 5 << 30
+    with pytest.raises(HezarTrainError, match="5,368,709,120 bytes, which no such file has"):
+        fetch_recipe("me/x")
+
+
+@pytest.mark.parametrize("where", ["info", MODEL])
+def test_a_silent_server_is_told_of_after_seconds(liar: Liar, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "SILENT_SECONDS", 1.0)
+    liar.silent_on = where
+    begun = time.monotonic()
+    with pytest.raises(HubError, match=r"silent for 1 seconds|within 1 seconds|[Tt]imeout|timed out"):
+        fetch_weights("me/x")
+    assert time.monotonic() - begun < 6
+
+
+def test_a_server_that_drips_does_not_keep_anybody(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", 2.0)
+    liar.sizes[MODEL] = 1000
+    liar.drips_on = MODEL
+    begun = time.monotonic()
+    with pytest.raises(HubError, match="did not come to an end within 2 seconds"):
+        fetch_weights("me/x")
+    assert time.monotonic() - begun < 8
