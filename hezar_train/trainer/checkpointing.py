@@ -432,7 +432,8 @@ def take_over(
     if state.global_step == 0 or is_foreign:
         if (previous := folder.move_previous_aside()) is not None:
             logger.info("an earlier run in this folder was moved to %s", previous)
-        state.update(files={}, logs_dir=None, best_checkpoint=None, best_metric_value=None)
+        logs_dir = None if is_foreign else state.logs_dir  # which may have been asked for before the run begins
+        state.update(files={}, logs_dir=logs_dir, best_checkpoint=None, best_metric_value=None)
         return
     for path in store.drop_after(state.global_step):
         logger.info("a checkpoint past step %d was set aside: %s", state.global_step, path)

@@ -118,9 +118,10 @@ def test_what_hezars_trainer_tells_of_itself(toy: Build, tmp_path: Path) -> None
     assert toy(out="plain").device == torch.device("cpu")
     assert toy(hezar.Trainer, out="short", max_steps=3).steps_in_epoch == 3
     assert run.checkpoints_dir == str(tmp_path / "run/checkpoints")
+    run.state.logs_dir = "logs/before"
     before = run.logs_dir
     run.train()
-    assert run.logs_dir == before
+    assert run.logs_dir == before == str(tmp_path / "run/logs/before")
     assert (Path(before) / "training_logs.csv").exists()
     elsewhere = toy(hezar.Trainer, out="elsewhere", logs_dir=tmp_path / "logs")
     assert Path(elsewhere.logs_dir).is_relative_to(tmp_path / "logs")
