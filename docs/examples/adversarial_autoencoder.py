@@ -2,8 +2,8 @@
 
     python docs/examples/adversarial_autoencoder.py [--output runs/adversarial_autoencoder] [--resume]
 
-Three models and four optimizers: the encoder learns to reconstruct with one and to deceive with another. The fourth
-belongs to no model, so `register_for_checkpointing` keeps it in the checkpoints.
+Three modules and four optimizers: the encoder learns to reconstruct with one and to deceive with another. All are
+attributes of the trainer, as in lernomatic, and in every checkpoint.
 """
 
 from __future__ import annotations
@@ -13,57 +13,59 @@ from typing import Any
 
 import torch
 from command import run
-from digits import NUM_PIXELS, distance_from_digits, images
+from digits import NUM_PIXELS, distance_from_digits, labelled
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.optim import Adam, Optimizer
 
-from hezar_train import MultiModelTrainer, TrainerConfig
+from hezar_train.compat.lernomatic import Trainer
 
 NUM_CODES, NUM_HIDDEN, NUM_JUDGED = 8, 128, 1000
 
 
-class AdversarialTrainer(MultiModelTrainer):
-    """Train "encoder", "decoder" and "discriminator"."""
+class AdversarialTrainer(Trainer):
+    """Train an encoder (q), a decoder (p) and a discriminator of codes (d)."""
 
-    def __init__(self, *args: Any, deceive_rate: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.deceiver = Adam(self.models["encoder"].parameters(), lr=deceive_rate)
-        self.register_for_checkpointing("deceiver", self.deceiver)
+    def __init__(self, q_net: nn.Module, p_net: nn.Module, d_net: nn.Module, **kwargs: Any) -> None:
+        self.q_net, self.p_net, self.d_net = q_net, p_net, d_net
+        super().__init__(None, **kwargs)
 
-    def training_step(self, batch: Any) -> dict[str, Any]:
+    def _init_optimizer(self) -> None:
+        self.q_encoder_optim, self.p_decoder_optim, self.d_optim, self.q_deceiver_optim = (
+            Adam(net.parameters(), lr=rate * self.learning_rate)
+            for net, rate in ((self.q_net, 1.0), (self.p_net, 1.0), (self.d_net, 1.0), (self.q_net, 0.5))
+        )
+
+    def train_epoch(self) -> None:
         """Reconstruct; tell codes from normal noise; deceive."""
-        (pixels,) = batch
-        encoder, decoder, judge = self.models.values()
-        reconstruction = mse_loss(decoder(encoder(pixels)), pixels)
-        _descend(reconstruction, self.optimizers["encoder"], self.optimizers["decoder"])
-        codes = encoder(pixels)
-        told = _says(judge(torch.randn_like(codes)), 1.0) + _says(judge(codes.detach()), 0.0)
-        self.learn("discriminator", told)
-        deceit = _says(judge(codes), 1.0)
-        _descend(deceit, self.deceiver)
-        self.storage.put_scalar("train.encoder.loss", deceit.detach())
-        return {"loss": reconstruction.detach()}
+        for pixels, _ in self.train_loader:
+            reconstruction = mse_loss(self.p_net(self.q_net(pixels)), pixels)
+            _descend(reconstruction, self.q_encoder_optim, self.p_decoder_optim)
+            codes = self.q_net(pixels)
+            told = _says(self.d_net(torch.randn_like(codes)), 1.0) + _says(self.d_net(codes.detach()), 0.0)
+            _descend(told, self.d_optim)
+            _descend(_says(self.d_net(codes), 1.0), self.q_deceiver_optim)
+            self.loss_history[self.loss_iter] = reconstruction.item()
+            self.loss_iter += 1
 
 
 def build(output_dir: Path, **overrides: Any) -> AdversarialTrainer:
-    """Build the trainer; overrides are config fields."""
-    settings = {"num_epochs": 60, "batch_size": 32, "learning_rate": 1e-3, "save_steps": 500, "save_total_limit": 2}
+    """Build the trainer; overrides are its keywords."""
+    settings = {"num_epochs": 60, "batch_size": 32, "learning_rate": 1e-3, "save_every": 500, "save_total_limit": 2}
     torch.manual_seed(0)
-    models = {
-        "encoder": _layers(NUM_PIXELS, NUM_CODES),
-        "decoder": nn.Sequential(_layers(NUM_CODES, NUM_PIXELS), nn.Sigmoid()),
-        "discriminator": _layers(NUM_CODES, 1),
-    }
-    config = TrainerConfig(output_dir, **settings | overrides)
-    return AdversarialTrainer(config, models, images()[0], interact="parallel", deceive_rate=5e-4)
+    encoder, discriminator = _layers(NUM_PIXELS, NUM_CODES), _layers(NUM_CODES, 1)
+    decoder = nn.Sequential(_layers(NUM_CODES, NUM_PIXELS), nn.Sigmoid())
+    return AdversarialTrainer(
+        encoder, decoder, discriminator, train_dataset=labelled()[0], checkpoint_dir=output_dir.parent,
+        checkpoint_name=output_dir.name, **settings | overrides,
+    )  # fmt: skip
 
 
 def measure(trainer: AdversarialTrainer) -> float:
     """Return the Frechet distance of images decoded from normal noise from held-out digits."""
     codes = torch.randn(NUM_JUDGED, NUM_CODES, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return distance_from_digits(trainer.models["decoder"](codes))
+        return distance_from_digits(trainer.p_net(codes))
 
 
 def _layers(num_inputs: int, num_outputs: int) -> nn.Module:

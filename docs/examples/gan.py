@@ -2,8 +2,8 @@
 
     python docs/examples/gan.py [--output runs/gan] [--resume]
 
-`learn(name, loss)` gives gradients to the named model alone: the generator's loss goes through the discriminator and
-leaves it as it is. The losses of both are logged as `train.generator.loss` and `train.discriminator.loss`.
+Modules and optimizers are attributes of the trainer, as in lernomatic; every checkpoint has all of them. The losses of
+both are logged, as `train.g_loss` and `train.d_loss`.
 """
 
 from __future__ import annotations
@@ -11,66 +11,68 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from command import run
-from digits import NUM_PIXELS, distance_from_digits, images
+from digits import NUM_PIXELS, distance_from_digits, labelled
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.optim import Adam
 
-from hezar_train import TrainerConfig
-from hezar_train.compat.lernomatic import MultiModelTrainer
+from hezar_train.compat.lernomatic import Trainer
 
 NUM_NOISE, NUM_HIDDEN, NUM_JUDGED = 16, 128, 1000
 
 
-class GanTrainer(MultiModelTrainer):
-    """Train a "generator" against a "discriminator"."""
+class GanTrainer(Trainer):
+    """Train a generator against a discriminator."""
 
-    def training_step(self, batch: Any) -> dict[str, Any]:
+    def __init__(self, generator: nn.Module, discriminator: nn.Module, **kwargs: Any) -> None:
+        self.generator, self.discriminator = generator, discriminator
+        super().__init__(None, **kwargs)
+
+    def _init_optimizer(self) -> None:
+        self.optim_g = Adam(self.generator.parameters(), lr=self.learning_rate, betas=(0.5, 0.999))
+        self.optim_d = Adam(self.discriminator.parameters(), lr=self.learning_rate, betas=(0.5, 0.999))
+
+    def _init_history(self) -> None:
+        self.loss_iter, size = 0, len(self.train_loader) * self.num_epochs
+        self.g_loss_history, self.d_loss_history = np.zeros(size), np.zeros(size)
+
+    def train_epoch(self) -> None:
         """Let the discriminator learn to tell real from made, then the generator to deceive it."""
-        (real,) = batch
-        made = self.models["generator"](torch.randn(len(real), NUM_NOISE))
-        judge = self.models["discriminator"]
-        judge_loss = _says(judge(real), 1.0) + _says(judge(made.detach()), 0.0)
-        self.learn("discriminator", judge_loss)
-        maker_loss = _says(judge(made), 1.0)
-        self.learn("generator", maker_loss)
-        return {"loss": judge_loss.detach() + maker_loss.detach()}
-
-    def get_loss_history(self) -> tuple[list[float], list[float]]:
-        """Return the losses of generator and discriminator, one per step."""
-        generator, discriminator = (
-            [value for value, _ in self.storage.history(f"train.{name}.loss").values()] for name in self.models
-        )
-        return generator, discriminator
+        for real, _ in self.train_loader:
+            made = self.generator(torch.randn(len(real), NUM_NOISE))
+            d_loss = _says(self.discriminator(real), 1.0) + _says(self.discriminator(made.detach()), 0.0)
+            self.optim_d.zero_grad()
+            d_loss.backward()
+            self.optim_d.step()
+            g_loss = _says(self.discriminator(made), 1.0)
+            self.optim_g.zero_grad()
+            g_loss.backward()
+            self.optim_g.step()
+            self.g_loss_history[self.loss_iter] = g_loss.item()
+            self.d_loss_history[self.loss_iter] = d_loss.item()
+            self.loss_iter += 1
 
 
 def build(output_dir: Path, **overrides: Any) -> GanTrainer:
-    """Build the trainer; overrides are config fields."""
-    settings = {
-        "num_epochs": 100,
-        "batch_size": 32,
-        "optimizer": "adam",
-        "optimizer_kwargs": {"betas": [0.5, 0.999]},
-        "learning_rate": 1e-3,
-        "save_steps": 500,
-        "save_total_limit": 2,
-    }
+    """Build the trainer; overrides are its keywords."""
+    settings = {"num_epochs": 100, "batch_size": 32, "learning_rate": 1e-3, "save_every": 500, "save_total_limit": 2}
     torch.manual_seed(0)
-    models = {
-        "generator": nn.Sequential(*_hidden(NUM_NOISE), nn.Linear(NUM_HIDDEN, NUM_PIXELS), nn.Sigmoid()),
-        "discriminator": nn.Sequential(*_hidden(NUM_PIXELS), nn.Linear(NUM_HIDDEN, 1)),
-    }
-    config = TrainerConfig(output_dir, **settings | overrides)
-    return GanTrainer(config, models, images()[0], interact="parallel")
+    generator = nn.Sequential(*_hidden(NUM_NOISE), nn.Linear(NUM_HIDDEN, NUM_PIXELS), nn.Sigmoid())
+    discriminator = nn.Sequential(*_hidden(NUM_PIXELS), nn.Linear(NUM_HIDDEN, 1))
+    return GanTrainer(
+        generator, discriminator, train_dataset=labelled()[0], checkpoint_dir=output_dir.parent,
+        checkpoint_name=output_dir.name, **settings | overrides,
+    )  # fmt: skip
 
 
 def measure(trainer: GanTrainer) -> float:
     """Return the Frechet distance of made digits from held-out ones."""
     noise = torch.randn(NUM_JUDGED, NUM_NOISE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        made = trainer.models["generator"](noise)
-    return distance_from_digits(made)
+        return distance_from_digits(trainer.generator(noise))
 
 
 def _hidden(num_inputs: int) -> list[nn.Module]:

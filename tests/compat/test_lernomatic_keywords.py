@@ -523,6 +523,17 @@ class TestFiles:
         other.train()
         assert (other.cur_epoch, other.loss_iter) == (3, 6)
 
+    def test_a_wrapper_that_makes_itself_another_network_is_followed(self, build: Build) -> None:
+        trainer = build(Own, Points())
+        trainer.train()
+        trainer.model.net = net()
+        trainer.get_model().net = other = net()
+        trainer._init_optimizer()
+        assert trainer.get_model_params()["0.weight"].data_ptr() == other[0].weight.data_ptr()
+        trainer.cur_epoch = 0
+        trainer.train()
+        assert not torch.equal(other[0].weight, net()[0].weight)
+
     def test_it_may_be_written_in_the_middle_of_an_epoch(self, build: Build, tmp_path: Path) -> None:
         class Saves(Own):
             def train_epoch(self) -> None:

@@ -45,8 +45,7 @@ def contents() -> Callable[[Any], dict[str, Any]]:
             for number, one in enumerate(trainers)
         }
         more = {"server": run.server.state_dict()} if hasattr(run, "server") else {}
-        if hasattr(run, "deceiver"):
-            more["deceiver"] = run.deceiver.state_dict()
+        more |= {name: one.state_dict() for name, one in vars(run).items() if isinstance(one, torch.optim.Optimizer)}
         return {name: _comparable(value) for name, value in _leaves("", {**kept, **more}) if not _is_of_a_start(name)}
 
     return read

@@ -62,16 +62,17 @@ class Setting:
         *,
         follow: Follow | None = None,
         convert: Read | None = None,
+        renew: Read | None = None,
         falls_back: bool = False,
     ) -> None:
         """`read` and `write` are for a trainer that was built from a config.
 
         `follow` is called with the trainer, the old and the new value when a user assigns one, before it is there;
-        `convert` makes of it what is kept.
+        `convert` makes of it what is kept, and `renew` of that what is read.
         With `falls_back`, a user's None stands for what the parts show.
         """
         self._read, self._write, self._follow = read, write, follow
-        self._convert, self._falls_back = convert, falls_back
+        self._convert, self._renew, self._falls_back = convert, renew, falls_back
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -83,7 +84,7 @@ class Setting:
         if self.name in shown and (vars(trainer).get(IS_SHOWING) or is_from_config(trainer)):
             return shown[self.name]
         if self.name in own and not (self._falls_back and own[self.name] is None):
-            return own[self.name]
+            return own[self.name] if self._renew is None else self._renew(own[self.name])
         if self._falls_back and self.name in shown:
             return shown[self.name]
         if self._read is not None and is_from_config(trainer):

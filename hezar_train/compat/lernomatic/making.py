@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from hezar_train.compat.lernomatic.attributes import own_values
 from hezar_train.compat.lernomatic.keeping import histories
-from hezar_train.compat.lernomatic.models import is_wrapper, module_of
+from hezar_train.compat.lernomatic.models import WrappedModel, is_wrapper, module_of
 from hezar_train.compat.lernomatic.schedule import is_schedule
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, HookError, choices, suggestion
@@ -62,6 +63,7 @@ __all__ = [
     "refuse_or_tell_own_train",
     "refuse_schedule",
     "refuse_unknown",
+    "renewed",
     "run_config",
     "splits_of",
     "takes",
@@ -233,17 +235,26 @@ def as_model(given: Any) -> Any:
     return module_of(given) if is_wrapper(given) else given
 
 
+def renewed(model: Any) -> Any:
+    """Return a model whose wrapper may have made itself another module, with that one."""
+    return model.renewed() if isinstance(model, WrappedModel) else model
+
+
 def nets_of(trainer: Any) -> dict[str, nn.Module]:
     """Return the modules with parameters that a trainer has as attributes, bare or wrapped, by name."""
-    found = {**vars(trainer), "model": own_values(trainer).get("model")}
-    nets = {name: one.net if is_wrapper(one) else one for name, one in found.items() if not name.startswith("_")}
+    found = {**vars(trainer), "model": renewed(own_values(trainer).get("model"))}
+    nets = {
+        name: one.net if is_wrapper(one) or isinstance(one, WrappedModel) else one
+        for name, one in found.items()
+        if not name.startswith("_")
+    }
     modules = {name: one for name, one in nets.items() if isinstance(one, nn.Module)}
     return {name: one for name, one in modules.items() if next(one.parameters(), None) is not None}
 
 
 def whole_model(trainer: Any) -> nn.Module:
     """Return what is trained as one module: `model`, or else all that the trainer has as attributes."""
-    if (model := own_values(trainer).get("model")) is not None:
+    if (model := renewed(own_values(trainer).get("model"))) is not None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a LernomaticModel")
         return model
@@ -359,10 +370,10 @@ def refuse_or_tell_own_train(kind: type, base: type) -> None:
 
 def watch_steps(trainer: Any) -> None:
     """Let every optimizer of a trainer raise before a step that would be wrong, and join gradients before its steps."""
-    found, watched = optimizers_of(trainer), vars(trainer).setdefault("_watched", [])
+    found, watched = optimizers_of(trainer), vars(trainer).setdefault("_watched", WeakSet())
     for optimizer in found:
-        if not any(optimizer is one for one in watched):
-            watched.append(optimizer)
+        if optimizer not in watched:
+            watched.add(optimizer)
             optimizer.register_step_pre_hook(lambda *_: _refuse_step(trainer))
     for optimizer in found[1:] if trainer.runtime.num_processes > 1 else ():
         trainer.parts.data_parallel.watch(optimizer)

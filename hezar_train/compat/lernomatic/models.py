@@ -151,6 +151,12 @@ class WrappedModel(nn.Module):
         self.net = wrapped.net
         vars(self)["wrapped"] = wrapped
 
+    def renewed(self) -> WrappedModel:
+        """Take over the module of a wrapper that has made itself another one."""
+        if self.net is not vars(self)["wrapped"].net:
+            super().__setattr__("net", vars(self)["wrapped"].net)
+        return self
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the wrapper's forward."""
         return vars(self)["wrapped"].forward(*inputs, **named)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
+from abc import ABCMeta
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ from hezar_train.compat.lernomatic.making import (
     refuse_or_tell_own_train,
     refuse_schedule,
     refuse_unknown,
+    renewed,
     run_config,
     splits_of,
     takes,
@@ -88,7 +90,7 @@ from hezar_train.compat.lernomatic.making import (
     watch_steps,
     whole_model,
 )
-from hezar_train.compat.lernomatic.models import WrappedModel, find_class, module_of, parameters_of, params_of
+from hezar_train.compat.lernomatic.models import WrappedModel, find_class, parameters_of, params_of
 from hezar_train.compat.lernomatic.schedule import is_schedule, rate_of
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Splits
@@ -99,6 +101,7 @@ from hezar_train.runtime import logger
 from hezar_train.trainer import Given, Parts, RoutineResult
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.lr_finder import LRFinderResult
+from hezar_train.trainer.own_code import kept_attributes
 
 __all__ = ["MultiModelTrainer", "Trainer"]
 
@@ -107,10 +110,20 @@ PARAMS = ("num_epochs", "learning_rate", "momentum", "weight_decay", "loss_funct
 """What `get_trainer_params` tells and a checkpoint of lernomatic holds."""
 
 
-class Trainer(ConfigTrainer):
+class Built(ABCMeta):
+    """Gives a trainer that goes on from a checkpoint what was saved as soon as its whole constructor is through."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        trainer = super().__call__(*args, **kwargs)
+        if is_ready(trainer) and own_values(trainer)["fields"].get("resume_from_checkpoint"):
+            trainer._make()
+        return trainer
+
+
+class Trainer(ConfigTrainer, metaclass=Built):
     """Train a model as lernomatic's Trainer does; override `train_epoch()` and `val_epoch()` for tasks of your own."""
 
-    model = Setting(follow=refuse_in_training, convert=as_model, falls_back=True)
+    model = Setting(follow=refuse_in_training, convert=as_model, renew=renewed, falls_back=True)
     optimizer = Setting(follow=refuse_in_training, falls_back=True)
     criterion = Setting(write=lambda trainer, value: own_values(trainer).update(criterion=value))
     lr_scheduler = Setting(write=lambda t, one: t.set_lr_scheduler(one), follow=follow_schedule)
@@ -306,8 +319,6 @@ class Trainer(ConfigTrainer):
             self._send_to_device()
         if any(map(operator.is_not, own["loaders_made_of"], values_for_loaders(self))):
             self._init_dataloaders()
-        if isinstance(model := own["model"], WrappedModel) and model.net is not vars(model)["wrapped"].net:
-            own["model"] = module_of(vars(model)["wrapped"])
         if is_too_short(self):
             grow_histories(self, self.num_epochs)
 
@@ -328,6 +339,8 @@ class Trainer(ConfigTrainer):
             )  # fmt: skip
         vars(self)["_of_last_build"] = set(vars(self)) - before
         self.register_hooks([Keeper(self, {*KEYWORDS, "cur_epoch", "start_epoch"})])
+        for name, one in kept_attributes(self, self.optimizer).items():
+            self.register_for_checkpointing(f"attribute.{name}", one)
         self._note_epoch()
         watch_steps(self)
 
