@@ -112,6 +112,8 @@ class TestTraining:
             trainer.train(3, 12)
         with pytest.raises(ConfigError, match="planned for 12"):
             trainer.train(0, 13)
+        with pytest.raises(AttributeError, match=r"it follows from train\.train_iter"):
+            trainer.max_iter = 6
 
     def test_an_epoch_of_training_is_counted_in_iterations(self, tmp_path: Path) -> None:
         cfg = config_of(tmp_path, QUIET, "train.train_iter=1", "train.train_epoch=2")

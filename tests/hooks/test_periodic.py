@@ -15,7 +15,7 @@ from torch import nn
 
 from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import DataError, HookError
-from hezar_train.events import EventWriter, JSONLinesWriter, Row, read_rows
+from hezar_train.events import EventWriter, JSONLinesWriter, Row, get_event_storage, read_rows
 from hezar_train.hooks import (
     CallbackHook,
     EvalHook,
@@ -311,6 +311,18 @@ class TestPeriodicWriter:
         writer = Noting()
         build(PeriodicWriter([writer], period=4), Measuring()).train()
         assert writer.calls == [4, 8, 10, 10, "closed"]
+
+    def test_a_writer_that_takes_no_rows_reads_the_storage_at_the_same_times(self, build: Build) -> None:
+        class Reading(EventWriter):
+            def __init__(self) -> None:
+                self.values: list[float] = []
+
+            def write(self) -> None:  # type: ignore[override]
+                self.values.append(get_event_storage().latest()["often"][0])
+
+        writer = Reading()
+        build(Measuring(), PeriodicWriter([writer], period=4)).train()
+        assert writer.values == [1.5, 3.0, 4.5, 4.5]
 
     def test_a_timed_step_is_written_beside_the_rows_own_time(self, build: Build, tmp_path: Path) -> None:
         path = tmp_path / "mine.json"

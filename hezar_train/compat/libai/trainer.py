@@ -175,6 +175,13 @@ class Trainer(PlainTrainer):
         """The number of iterations after which the run, or this call, ends."""
         return self.iterations.last or self.parts.session.total_steps // self.iterations.steps
 
+    @max_iter.setter
+    def max_iter(self, number: int) -> None:
+        raise AttributeError(
+            f"max_iter={number} was assigned, but it follows from train.train_iter (max_steps): the schedule is laid over "
+            f"it. To end a call earlier: train(start_iter, {number})."
+        )
+
     def train(  # type: ignore[override]
         self, start_iter: int | str | None = None, max_iter: int | HookSet | None = None, **more: Any
     ) -> RoutineResult:
