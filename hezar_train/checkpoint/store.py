@@ -375,8 +375,11 @@ class CheckpointStore:
             raise
 
     def confirm(self, path: Path) -> None:
-        """Read a checkpoint back and verify it."""
-        self.open(path)
+        """Read a checkpoint back and verify it: the bytes on the disk are those that were meant."""
+        try:
+            verify(path)
+        except CheckpointError as error:
+            raise CheckpointError(f"the checkpoint {path} is damaged: {error}. {self._advice()}") from error
 
     def prune(self, keep: int | None, protect: Collection[int] = ()) -> list[int]:
         """Delete all but the newest `keep` and the protected checkpoints; return the steps deleted."""

@@ -83,7 +83,7 @@ def test_a_manifest_that_was_changed_is_damage(folder: Path) -> None:
 
 def test_a_manifest_cannot_point_outside_its_folder(folder: Path) -> None:
     write_manifest(folder, {**read_manifest(folder).files, "../secret": FileRecord(0, "")})
-    with pytest.raises(CheckpointError, match=r"lists '\.\./secret', which is outside"):
+    with pytest.raises(CheckpointError, match=r"lists '\.\./secret', which is refused: it is outside"):
         verify(folder)
 
 
