@@ -201,7 +201,11 @@ class RunLayout:
 
         A state comes from a file: of a folder that is not this run's own it is not believed.
         """
-        return self.root / logs_dir if logs_dir and self.owns(logs_dir) else self.new_logs()
+        if not logs_dir or not self.owns(logs_dir):
+            return self.new_logs()
+        # Elsewhere in the run only where an earlier start with another `logs_dir` has made it.
+        is_usual = _absolute(self.root / logs_dir).is_relative_to(_absolute(self.all_logs))
+        return self.root / logs_dir if is_usual or (self.root / logs_dir).is_dir() else self.new_logs()
 
     def owns(self, name: str | os.PathLike[str]) -> bool:
         """Tell whether a path, by its words, is inside the run's folder or inside the run's own folder of logs."""

@@ -59,6 +59,7 @@ REQUIRED_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE)
 FORMAT = 1  # of the manifest; a folder of another one is refused
 MOST_BYTES = 16 << 20  # of a manifest: a hundred thousand files
 MOST_STEPS = 1 << 62
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # names are shown, and a terminal obeys these
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CHUNK_BYTES = 4 << 20  # a chunk that was just written is hashed while it is still in the processor's cache
 
@@ -116,7 +117,7 @@ def _manifest_of(content: dict[str, Any]) -> Manifest:
 
 
 def _record_of(name: str, record: Any) -> FileRecord:
-    if not is_inside(name):
+    if not is_inside(name) or CONTROLS.search(name):
         raise CheckpointError(f"{MANIFEST_FILE} lists {name!r}, which is refused: it is outside the checkpoint")
     if not isinstance(record, dict) or record.keys() != {"size", "sha256"}:
         raise CheckpointError(f"{MANIFEST_FILE} lists {name!r} without its size and its hash")

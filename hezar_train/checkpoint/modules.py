@@ -209,4 +209,5 @@ def _line(title: str, names: list[str]) -> str:
     if not names:
         return ""
     more = f", and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return f"  {title}: {', '.join(names[:SHOWN_NAMES])}{more}"
+    shown = [name if name.isprintable() else ascii(name) for name in names[:SHOWN_NAMES]]  # they may come from a file
+    return f"  {title}: {', '.join(shown)}{more}"

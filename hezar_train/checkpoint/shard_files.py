@@ -248,7 +248,7 @@ class ShardIndex:
                     raise CheckpointError(f"{file} does not hold the box of {name!r} that its index tells of")
                 boxes_of.setdefault(name, []).append(entry)
         if torn := [name for name, entries in boxes_of.items() if not _make_up(entries)]:
-            raise CheckpointError(f"the shards in {self._folder} do not make up {', '.join(torn)}")
+            raise CheckpointError(f"the shards in {self._folder} do not make up {', '.join(map(ascii, torn))}")
 
     def _files(self, part: str) -> list[tuple[str, dict[str, ShardEntry]]]:
         return list(self._entries[part].items())

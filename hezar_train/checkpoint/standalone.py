@@ -21,10 +21,12 @@ from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents, 
 from hezar_train.checkpoint.weights import WeightReport, initial_weights
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import CheckpointError, choices
+from hezar_train.run_folder import is_inside, read_file
 
 __all__ = ["Checkpointer"]
 
 TAG_FILE = "last_checkpoint"
+MOST_TAG_BYTES = 4096
 UNTAGGED_NAME = "model_best"  # a resume goes on from the last one, not from the best
 OPTIMIZER = "optimizer"
 
@@ -96,7 +98,14 @@ class Checkpointer:
 
     def get_checkpoint_file(self) -> Path | None:
         """Return the folder of the checkpoint saved last, None if there is none."""
-        return self._found((self.save_dir / TAG_FILE).read_text("utf-8").strip()) if self.has_checkpoint() else None
+        if not self.has_checkpoint():
+            return None
+        try:
+            name = read_file(self.save_dir / TAG_FILE, MOST_TAG_BYTES).decode("utf-8").strip()
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{self.save_dir / TAG_FILE} is not the name of a checkpoint") from None
+        put_back(found := self._folder(name))  # a plain name: a tag must not lead anywhere else
+        return found
 
     def tag_last_checkpoint(self, name: str) -> None:
         """Note that a checkpoint is the last one."""
@@ -123,7 +132,7 @@ class Checkpointer:
         return given
 
     def _folder(self, name: str) -> Path:
-        if not name or name.startswith(".") or name == TAG_FILE or Path(name).name != name:
+        if not is_inside(name) or name.startswith(".") or name == TAG_FILE or Path(name).name != name:
             raise CheckpointError(f"{name!r} cannot be the name of a checkpoint: expected a plain folder name")
         return self.save_dir / name
 

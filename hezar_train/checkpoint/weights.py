@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hezar_train.checkpoint.format import read_tensors, tensor_file
+from hezar_train.checkpoint.format import StoredTensor, parse_json, read_tensors, tensor_file
 from hezar_train.checkpoint.hezar_weights import HEZAR_MODEL_FILE, is_hezar_weights, read_hezar_weights
 from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE, replace_file
-from hezar_train.checkpoint.modules import module_names, module_state, stored_state, tied_names, unwrap
+from hezar_train.checkpoint.modules import check_meta, module_names, module_state, stored_state, tied_names, unwrap
 from hezar_train.checkpoint.shard_files import local_part
 from hezar_train.checkpoint.sharded import as_whole, load_whole, share_of
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore
@@ -189,6 +189,16 @@ def load_round(path: Path, model: nn.Module) -> int:
     tensors = read_tensors(path)
     if ROUND_NOTE not in tensors:
         raise CheckpointError(f"{path} was not written by save_model(). Load bare weights with init_weights_from.")
-    note = json.loads(bytes(tensors.pop(ROUND_NOTE).tolist()))
-    load_whole(model, tensors, note["model"])
-    return int(note["cur_round"])
+    meta, number = _round_note(tensors.pop(ROUND_NOTE), path)
+    check_meta(meta, {name: StoredTensor("any", tuple(tensor.shape)) for name, tensor in tensors.items()})
+    load_whole(model, tensors, meta)
+    return number
+
+
+def _round_note(stored: Tensor, path: Path) -> tuple[Any, int]:
+    """Read what a round's file holds beside weights."""
+    is_bytes = stored.dtype is torch.uint8 and stored.dim() == 1
+    note = parse_json(stored.numpy().tobytes(), f"{path}: its note") if is_bytes else None
+    if not isinstance(note, dict) or note.keys() != {"cur_round", "model"} or type(note["cur_round"]) is not int:
+        raise CheckpointError(f"{path} was not written by save_model(): its note is not of the form that is saved")
+    return note["model"], note["cur_round"]

@@ -52,7 +52,7 @@ class RunFiles:
         logs = folder.logs(state.logs_dir)
         if state.logs_dir and not folder.owns(state.logs_dir):
             logger.warning(
-                "the checkpoint names the logs %s, outside this run: new ones begin in %s", state.logs_dir, logs
+                "the checkpoint names the logs %r, outside this run: new ones begin in %s", state.logs_dir, logs
             )
         state.logs_dir = str(logs.relative_to(folder.root) if logs.is_relative_to(folder.root) else logs.absolute())
         self._root, self._storage = folder.root, storage
@@ -141,7 +141,7 @@ class RunFiles:
             return None
         for name, size in state.files.items():
             if not self._is_cut(folder, name):
-                logger.warning("the checkpoint knows the size of %s, which is no log of this run: it stays", name)
+                logger.warning("the checkpoint knows the size of %r, which is no log of this run: it stays", name)
             elif (surplus := keep_until(folder.root / name, size)) < 0:
                 logger.warning("%s lacks %d bytes of what the checkpoint knew: part of it is lost", name, -surplus)
         folder.drop_evaluations_after(state.global_step)

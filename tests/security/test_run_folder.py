@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hezar_train import TrainerConfig
-from hezar_train.checkpoint import CheckpointStore, RunLock
+from hezar_train.checkpoint import Checkpointer, CheckpointStore, RunLock, load_round, write_round
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub.layout import SavedRun, stage
 from hezar_train.run_folder import RunFolderError, open_file, plain_path, read_file
 from hezar_train.run_layout import RunLayout, refuse_dirs_outside
-from tests.security.hostile import edit_state, make_trainer, newest
+from tests.security.hostile import edit_state, make_trainer, newest, sealed
 
 
 @pytest.fixture
@@ -226,3 +227,33 @@ def test_a_checkpoint_with_a_link_inside_does_not_verify(run: Path, warnings_of:
     weights.symlink_to(run / "elsewhere")
     with pytest.raises(CheckpointError, match="is a link"):
         CheckpointStore(run / "checkpoints").open(newest(run))
+
+
+@pytest.mark.parametrize("tag", ["../treasure", "/etc", "..", ".", "a/b", "", "\x00"])
+def test_a_tag_names_a_checkpoint_beside_it_and_nothing_else(tmp_path: Path, treasure: Path, tag: str) -> None:
+    (tmp_path / ".replaced-treasure").mkdir()
+    keeper = Checkpointer(torch.nn.Linear(2, 1), tmp_path / "kept")
+    keeper.save("one")
+    (tmp_path / "kept" / "last_checkpoint").write_text(tag)
+    with pytest.raises(CheckpointError, match="plain folder name"):
+        keeper.get_checkpoint_file()
+
+
+@pytest.mark.parametrize("name", ["lock", "ledger.jsonl", "nowhere/deep"])
+def test_logs_go_on_in_folders_of_logs_only(run: Path, name: str) -> None:
+    assert RunLayout(run).logs(name).parent == run / "logs"
+
+
+@pytest.mark.parametrize("note", [b"{}", b"[", b"[" * 5000, b'{"cur_round": "1", "model": {}}', b"\xff"])
+def test_a_round_s_file_of_nonsense_is_refused(tmp_path: Path, note: bytes) -> None:
+    tensors = {"hezar_train.note": torch.tensor(list(note), dtype=torch.uint8), "weight": torch.ones(1, 2)}
+    write_round(tmp_path / "round.safetensors", tensors)
+    with pytest.raises(CheckpointError):
+        load_round(tmp_path / "round.safetensors", torch.nn.Linear(2, 1, bias=False))
+
+
+def test_a_manifest_s_names_hold_nothing_that_a_terminal_obeys(run: Path) -> None:
+    (newest(run) / "a\x1b[2J").write_text("x")
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointStore(run / "checkpoints").open(sealed(newest(run)))
+    assert "\x1b" not in str(caught.value)
