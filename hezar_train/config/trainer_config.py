@@ -43,6 +43,7 @@ from hezar_train.config.fields import (
     metrics_from_plain,
 )
 from hezar_train.config.files import parse_yaml, read_mapping, to_json, to_plain, to_yaml, write_mapping
+from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.config.names import (
     OPTIMIZER_ALIASES,
     SCHEDULER_ALIASES,
@@ -218,7 +219,10 @@ class TrainerConfig(  # the last parent's fields come first
             source = source / (subfolder or "") / filename
         if not source.exists():
             raise ConfigError(f"{source}: there is no such file")
-        return cls.from_dict(read_mapping(source), **overrides)
+        fields = read_mapping(source)
+        if not Path(path).exists():  # it is somebody else's, from the Hub
+            refuse_foreign_code({**fields, **overrides}, str(path), named_code(overrides))
+        return cls.from_dict(fields, **overrides)
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

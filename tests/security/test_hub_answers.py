@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import HezarTrainError, HubError
+from hezar_train.errors import ConfigError, HezarTrainError, HubError
 from hezar_train.hub import fetch_recipe, fetch_weights, limits
 from tests.hub.conftest import _point_client, _point_environment
 
@@ -124,6 +124,14 @@ def test_an_etag_chooses_no_place(liar: Liar, tmp_path: Path, etag: str, what: s
     with suppress(HezarTrainError):
         call()
     assert files_outside(tmp_path) == set()
+
+
+def test_a_config_of_a_repository_names_no_code(liar: Liar) -> None:
+    liar.files["train_config.yaml"] = b"output_dir: run\nlr_scheduler: pydoc.pipepager\n"
+    with pytest.raises(ConfigError, match=r"me/x names code, 'pydoc\.pipepager'"):
+        TrainerConfig.load("me/x")
+    assert TrainerConfig.load("me/x", lr_scheduler="linear").lr_scheduler == "linear"
+    assert TrainerConfig.load("me/x", lr_scheduler="mine.Own").lr_scheduler == "mine.Own"
 
 
 def test_a_commit_whose_id_is_a_path_is_refused(liar: Liar, tmp_path: Path) -> None:
