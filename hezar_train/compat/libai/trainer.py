@@ -178,8 +178,8 @@ class Trainer(PlainTrainer):
     @max_iter.setter
     def max_iter(self, number: int) -> None:
         raise AttributeError(
-            f"max_iter={number} was assigned, but it follows from train.train_iter (max_steps), as the schedule does. To "
-            f"end a call earlier: train(start_iter, {number})."
+            f"max_iter={number} was assigned, but it follows from train.train_iter (max_steps), as its schedule does. "
+            f"To end a call earlier: train(start_iter, {number})."
         )
 
     def train(  # type: ignore[override]
