@@ -38,7 +38,7 @@ EXIT_INTERRUPTED = 130
 EXIT_CODES = """\b
 Exit codes:
   0    done (also: it was done already)
-  1    failed: a damaged checkpoint, a locked folder, a full disk, a non-finite loss, a Hub that fails, an unexpected error
+  1    failed: a damaged checkpoint, a locked folder, a full disk, a non-finite loss, the Hub, an unexpected error
   2    refused: a mistake in the config, the data or the command line
   75   trained, but not uploaded to the Hub, also by `push`: `hezar-train push RUN` finishes it
   130  interrupted by Ctrl-C; after the first one, the run was saved
