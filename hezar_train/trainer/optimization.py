@@ -70,9 +70,7 @@ class Optimization:
         self._scaler, self._data_parallel = scaler, data_parallel
         self.max_grad_norm = max_grad_norm
         """What the norm of the gradients is limited to; None: nothing."""
-        self._parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
-        self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
+        self._list_parameters()
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
         self._gathered: object = None
         self._own_steps = OwnSteps() if own_steps is None else own_steps
@@ -81,6 +79,14 @@ class Optimization:
         self._own_steps.watch(optimizer, partial(_call_weak, gather), is_scaled=scaler is not None)
         if data_parallel is not None:
             data_parallel.watch(optimizer)
+
+    def _list_parameters(self) -> None:
+        """List what the optimizer steps; listing it in every update would cost as much as a small model's step."""
+        groups = self.optimizer.param_groups
+        self._num_groups = len(groups)
+        self._parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
+        self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
+        self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
 
     def _gather_own(self, update: object, factor: float) -> None:
         """Weigh gradients of a plain backward, then gather them."""
@@ -104,6 +110,8 @@ class Optimization:
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
             return
         self._gathered = update
+        if len(self.optimizer.param_groups) != self._num_groups:  # add_param_group(): it is normed and clipped, too
+            self._list_parameters()
         if self._data_parallel is not None:
             self._data_parallel.join_gradients()
         if self._scaler is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -26,7 +26,15 @@ from hezar_train.trainer.door_names import door_of
 from hezar_train.trainer.optimization import driven_settings, reset_driven
 from hezar_train.trainer.train_data import RunSetup
 
-__all__ = ["FOLLOWED", "reconfigure", "refuse_assignment", "refuse_built_in", "refuse_while_learning", "reschedule"]
+__all__ = [
+    "FOLLOWED",
+    "RESCHEDULED",
+    "reconfigure",
+    "refuse_assignment",
+    "refuse_built_in",
+    "refuse_while_learning",
+    "reschedule",
+]
 
 FOLLOWED = frozenset(
     {
@@ -42,15 +50,22 @@ FOLLOWED = frozenset(
 """Fields that a trainer reads anew; what the others say was built into it."""
 
 SETTERS = {
-    "learning_rate": "set_learning_rate",
-    "momentum": "set_momentum",
-    "lr_scheduler": "set_lr_scheduler",
-    "lr_scheduler_kwargs": "set_lr_scheduler",
-    "momentum_scheduler": "set_mtm_scheduler",
-    "momentum_scheduler_kwargs": "set_mtm_scheduler",
+    "learning_rate": "set_learning_rate() of hezar_train.compat.lernomatic's Trainer can",
+    "momentum": "set_momentum() of hezar_train.compat.lernomatic's Trainer can",
+    **dict.fromkeys(
+        ("lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", "momentum_scheduler_kwargs"),
+        "reschedule(config) can",
+    ),
 }
-"""Methods of `hezar_train.compat.lernomatic.Trainer` that change a field by itself."""
+"""What changes a field of a trainer that is built by itself."""
 
+RESCHEDULED = frozenset(
+    {
+        "lr_scheduler", "lr_scheduler_kwargs", "lr_scheduling_steps", "momentum_scheduler",
+        "momentum_scheduler_kwargs",
+    }
+)  # fmt: skip
+"""Fields that another schedule follows."""
 
 OF_PARTS = {
     "model": "build a new Trainer with it; to change weights, load them into trainer.model",
@@ -134,6 +149,7 @@ def reschedule(
     parts.checkpointing.follow(setup)
     parts.evaluator.follow(setup)
     parts.session.follow(setup)
+    parts.ctx.share(setup_names(setup))
     return dataclasses.replace(parts, setup=setup)
 
 
@@ -143,13 +159,13 @@ def refuse_while_learning(loop: Loop, what: str, advice: str = "do it between tw
         raise HookError(f"{what} in the middle of training, where weights and counters do not match: {advice}.")
 
 
-def refuse_built_in(old: TrainerConfig, new: TrainerConfig) -> TrainerConfig:
-    """Return a checked copy of a config; raise if it differs in what a trainer was built of."""
+def refuse_built_in(old: TrainerConfig, new: TrainerConfig, followed: Collection[str] = FOLLOWED) -> TrainerConfig:
+    """Return a checked copy of a config; raise if it differs in what a trainer was built of, or does not follow."""
     new.validate()
     before, now = old.to_dict(), new.to_dict()
-    changed = [name for name in now if name not in FOLLOWED and before[name] != now[name]]
+    changed = [name for name in now if name not in followed and before[name] != now[name]]
     if changed:
-        told = ", ".join(f"{name} ({SETTERS[name]}() can)" if name in SETTERS else name for name in changed)
+        told = ", ".join(f"{name} ({SETTERS[name]})" if name in SETTERS else name for name in changed)
         raise ConfigError(f"a trainer that is built cannot change: {told}. Build a new one with this config.")
     return copy.deepcopy(new)
 

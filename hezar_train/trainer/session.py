@@ -129,6 +129,7 @@ class RunSession:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go to where a checkpoint was saved."""
+        self.train_step.forget_open_window()  # of a step that failed: it is none of the checkpoint's
         self.checkpointing.restore(checkpoint)
         self._due.forget()
 

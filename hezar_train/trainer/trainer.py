@@ -61,6 +61,7 @@ from hezar_train.trainer.optimization import (
 )
 from hezar_train.trainer.own_code import OwnSteps, kept_attributes
 from hezar_train.trainer.reconfigure import (
+    RESCHEDULED,
     reconfigure,
     refuse_assignment,
     refuse_built_in,
@@ -199,6 +200,8 @@ class Trainer:
 
     def _model_or_built(self, given: Any) -> Any:
         """Return the model passed, or else what `build_model` makes; raise if it, the config or the data is missing."""
+        if given is None and isinstance(self.config, TrainerConfig):
+            seed_device(self.config.seed, torch.device("cpu"))  # the same config makes the same model
         model = self.build_model() if given is None else given
         has_data = self.eval_dataset is not None or self.splits.data
         refuse_missing(
@@ -610,7 +613,7 @@ class Trainer:
     def reschedule(self, config: TrainerConfig | None = None, lr_scheduler: LRScheduler | None = None) -> None:
         """Follow the schedules of another config, or a scheduler over the optimizer, from their first tick on."""
         refuse_while_learning(self.parts.loop, "another schedule")
-        wanted = self.config if config is None else config
+        wanted = refuse_built_in(self.config, self.config if config is None else config, RESCHEDULED)
         try:
             self._is_built = False
             self.config = wanted  # which an overridden `build_lr_scheduler` may read

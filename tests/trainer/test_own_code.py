@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hezar_train import Trainer
+from hezar_train import Trainer, TrainerConfig
 from hezar_train.errors import ConfigError, DataError, HookError
 from hezar_train.loop import Context, HookSet
 
@@ -130,6 +131,30 @@ class TestSteps:
         own = toy(HezarSteps, finetune_before_eval=True)
         own.train()
         assert "backward" not in vars(own.accelerator)
+
+
+class TestParameterGroups:
+    def test_a_group_that_is_added_while_it_trains_is_clipped_and_freed_like_the_others(self, toy: Build) -> None:
+        class Late(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 3)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.second(self.first(x))  # type: ignore[no-any-return]
+
+        torch.manual_seed(0)
+        model = Late()
+        optimizer = torch.optim.SGD(model.first.parameters(), lr=1.0)
+        trainer = toy(model=model, optimizer=optimizer, max_grad_norm=1e-3, max_steps=1)
+        trainer.register_hook_in_train(
+            lambda ctx: optimizer.add_param_group({"params": list(model.second.parameters())}), "on_fit_start"
+        )
+        before = torch.cat([one.detach().clone().flatten() for one in model.parameters()])
+        trainer.train()
+        moved = torch.cat([one.detach().flatten() for one in model.parameters()]) - before
+        assert moved.norm() == pytest.approx(1e-3, rel=1e-2)
+        assert all(one.grad is None for one in model.parameters())
 
 
 class TestContext:
@@ -293,10 +318,32 @@ class TestAttributes:
         own.train()
         assert own.state.epoch == 2
 
+    def test_another_schedule_follows_its_own_fields_alone_and_leaves_the_users_config_free(self, toy: Build) -> None:
+        own = toy()
+        wanted = copy.deepcopy(own.config).update(lr_scheduler="step", lr_scheduler_kwargs={"step_size": 2})
+        own.reschedule(wanted)
+        wanted.num_epochs = 3
+        assert own.ctx.config.lr_scheduler == "step"
+        with pytest.raises(ConfigError, match="cannot change: num_epochs"):
+            own.reschedule(wanted)
+
     def test_ones_own_attributes_are_free(self, toy: Build) -> None:
         own = toy()
         own.note = "mine"  # type: ignore[attr-defined]
         assert own.note == "mine"  # type: ignore[attr-defined]
+
+
+class TestBuiltModels:
+    def test_the_same_config_makes_the_same_model(self, tmp_path: Path, rows: Any) -> None:
+        class Building(Trainer):
+            def build_model(self) -> nn.Module:
+                return nn.Linear(4, 3)
+
+        def build(seed: int) -> list[float]:
+            config = TrainerConfig(tmp_path / "run", seed=seed, criterion="CrossEntropyLoss", save_enabled=False)
+            return weights_of(Building(config, train_dataset=rows()))
+
+        assert build(1) == build(1) != build(2)
 
 
 class TwoNets(Trainer):
