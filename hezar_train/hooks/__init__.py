@@ -1,4 +1,4 @@
-"""The shipped hooks: what is due, signals, early stopping; and those that watch at a period."""
+"""Shipped hooks that watch at a period, and two rules that the trainer asks: signals, early stopping."""
 
 from hezar_train.hooks.early_stopping import EarlyStopper, Stopping
 from hezar_train.hooks.periodic import (
