@@ -1,4 +1,4 @@
-"""What lernomatic's document about its Trainer prints: the constructor, its keywords, and what a trainer needs at least."""
+"""What lernomatic's document about its Trainer prints: the constructor, its keywords, what a trainer needs at least."""
 
 from __future__ import annotations
 

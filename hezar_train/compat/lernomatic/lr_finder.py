@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.errors import DataError
+from hezar_train.runtime import logger
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings
 
@@ -33,7 +34,7 @@ class LRFinder:
     """
 
     trainer: PlainTrainer | None
-    num_epochs: int = 8
+    num_epochs: int = 1
     lr_min: float = 1e-6
     lr_max: float = 1.0
     explode_thresh: float = 4.0
@@ -113,6 +114,8 @@ class LogFinder(LRFinder):
         """Sweep; return the lowest and the highest rate to train with."""
         if self.trainer is None:
             raise DataError("this finder has no trainer: it was read from a file, and can only show what was found")
+        if self.num_epochs > 1:
+            logger.warning("num_epochs=%d: one epoch leads from lr_min to lr_max, and the sweep ends", self.num_epochs)
         num_steps = self.max_batches or self.trainer.plan.updates_in_epoch or DEFAULT_STEPS
         self.result = self.trainer.find_lr(
             self.lr_min, self.lr_max, num_steps, explode_thresh=self.explode_thresh, beta=self.beta,

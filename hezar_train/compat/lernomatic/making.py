@@ -48,8 +48,8 @@ __all__ = [
     "follow_schedule",
     "follow_weight_decay",
     "grow_histories",
-    "is_too_short",
     "length_of",
+    "make_room",
     "material_of",
     "named_loss",
     "named_optimizer",
@@ -209,15 +209,20 @@ def grow_histories(trainer: Any, num_epochs: int) -> None:
         setattr(trainer, name, value)
 
 
-def is_too_short(trainer: Any) -> bool:
-    """Tell whether a history of the training has no room for the epochs that are left."""
-    size = length_of(own_values(trainer).get("train_loader"))
-    needed = 0 if size is None else size * trainer.num_epochs
-    return any(
-        len(values) < needed
-        for name, values in histories(trainer).items()
-        if name.endswith("loss_history") and not name.startswith(NOT_OF_TRAINING)
-    )
+def make_room(trainer: Any) -> None:
+    """Give the histories of the training room for the epochs that are left."""
+    size = length_of(own_values(trainer).get("train_loader")) or 0
+    before = getattr(trainer, "loss_iter", 0) - _steps_of_open_epoch(trainer)
+    needed = before + size * max(0, trainer.num_epochs - trainer.cur_epoch)
+    for name, values in histories(trainer).items():
+        if name.endswith("loss_history") and not name.startswith(NOT_OF_TRAINING) and len(values) < needed:
+            setattr(trainer, name, np.concatenate([values, np.zeros(needed - len(values))]))
+
+
+def _steps_of_open_epoch(trainer: Any) -> int:
+    """Return how many steps of an epoch are done that the next call of train() goes on with."""
+    is_made = vars(trainer).get("_made_of") is not None
+    return trainer.state.epoch_step if is_made and not trainer.state.epoch_finished else 0
 
 
 def noted_metrics(trainer: Any, val_losses: int, accuracies: int) -> dict[str, float]:

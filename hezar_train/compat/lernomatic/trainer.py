@@ -65,9 +65,8 @@ from hezar_train.compat.lernomatic.making import (
     follow_rate,
     follow_schedule,
     follow_weight_decay,
-    grow_histories,
-    is_too_short,
     length_of,
+    make_room,
     material_of,
     named_loss,
     named_optimizer,
@@ -319,8 +318,7 @@ class Trainer(ConfigTrainer, metaclass=Built):
             self._send_to_device()
         if any(map(operator.is_not, own["loaders_made_of"], values_for_loaders(self))):
             self._init_dataloaders()
-        if is_too_short(self):
-            grow_histories(self, self.num_epochs)
+        make_room(self)
 
     def _build(self) -> None:
         """Make the parts of a run that begins at `cur_epoch`; what an earlier one has left is dropped."""
