@@ -38,7 +38,7 @@ class Federation:
     def train(self) -> None:
         """Do the rounds that are left."""
         for client in self.clients:
-            if client.parts.session.call_is_open:  # a kill broke it off
+            if client.call_is_open:  # a kill broke it off
                 client.train()
         while self.round < self._num_rounds:
             for client in self.clients:

@@ -100,7 +100,7 @@ class Trainer(PlainTrainer):
     @property
     def total_steps(self) -> int:
         """The steps of the whole run, or until the end of this call where a call does a part of it."""
-        return self.parts.session.total_steps
+        return self.parts.status.total_steps
 
     @property
     def steps_in_epoch(self) -> int | None:

@@ -15,9 +15,21 @@ from hezar_train.loop.hooks import (
     replace_hook,
     reset_hook,
 )
-from hezar_train.loop.loop import EpochBatches, Fit, Loop, Routine, Verbs, add_loss, note_loss, share_of
+from hezar_train.loop.loop import (
+    DONE_BY_USER,
+    EpochBatches,
+    Fit,
+    Loop,
+    Routine,
+    Verbs,
+    add_loss,
+    note_loss,
+    refuse_non_finite,
+    share_of,
+)
 
 __all__ = [
+    "DONE_BY_USER",
     "HOOK_TRIGGER",
     "LIFECYCLE",
     "TRIGGER",
@@ -43,6 +55,7 @@ __all__ = [
     "moment_named",
     "name_of",
     "note_loss",
+    "refuse_non_finite",
     "replace_hook",
     "reset_hook",
     "share_of",

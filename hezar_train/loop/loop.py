@@ -34,7 +34,22 @@ from hezar_train.plan import UNLIMITED, End, Plan
 from hezar_train.state import TrainerState
 from hezar_train.types import Mode
 
-__all__ = ["EpochBatches", "Fit", "Loop", "Routine", "Verbs", "add_loss", "note_loss", "share_of"]
+__all__ = [
+    "DONE_BY_USER",
+    "EpochBatches",
+    "Fit",
+    "Loop",
+    "Routine",
+    "Verbs",
+    "add_loss",
+    "note_loss",
+    "refuse_non_finite",
+    "share_of",
+]
+
+MAX_NAMED_SAMPLES = 64
+NOT_APPLIED = "it was not applied"
+DONE_BY_USER = "your own code has applied it, so the weights may be spoilt"
 
 
 @dataclass(frozen=True)
@@ -292,7 +307,7 @@ class Fit:
     end: End
     num_epochs: int
     weigh: Callable[[Window], Window]
-    agree: Callable[[Any], float] = float
+    sum_loss: Callable[[Any], float] = float
     """Returns the loss of an update that was done in the user's own way, over all processes."""
     timed: Callable[[Iterator[Window]], Iterator[Window]] = iter
     """Counts the time that it takes to get data."""
@@ -450,19 +465,27 @@ class EpochBatches:
                 "self.run_step(), or its own code and then self.note_loss(loss)."
             )
         if step.closes_window:
-            step.loss_value, step.applied = self._fit.agree(step.window_loss), True
-            self._refuse_non_finite(step.loss_value)
+            step.loss_value, step.applied = self._fit.sum_loss(step.window_loss), True
+            refuse_non_finite(step.loss_value, 0.0, self._fit.state, step.window, how=DONE_BY_USER)
 
-    def _refuse_non_finite(self, loss: float) -> None:
-        if math.isfinite(loss):
-            return
-        state, samples = self._fit.state, self._ctx.step.window.samples()
-        raise NonFiniteError(
-            f"loss {loss} in the update at step {state.global_step + 1} (epoch {state.epoch}), which was done by your "
-            "own code: the weights may be spoilt. What was saved so far is intact.",
-            step=state.global_step + 1,
-            samples=samples,
-        )
+
+def refuse_non_finite(
+    loss: float, grad_norm: float, state: TrainerState, window: Window, *, whose: str = "", how: str = NOT_APPLIED
+) -> None:
+    """Raise, naming the samples, if an update would spoil the weights or has done so; `how` says which."""
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        return
+    what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm} (loss {loss})"
+    samples = window.samples()
+    named = ", ".join(map(str, samples[:MAX_NAMED_SAMPLES])) or "not known: the data is a stream"
+    more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
+    raise NonFiniteError(
+        f"{what}{whose} in the update at step {state.global_step + 1} (epoch {state.epoch}); {how}. Samples of the "
+        f"window: {named}{more}. Look at them, lower learning_rate, or set max_grad_norm; what was saved so far is "
+        "intact.",
+        step=state.global_step + 1,
+        samples=samples,
+    )
 
 
 def share_of(window: Window, number: int) -> float:

@@ -74,28 +74,12 @@ class MultiModelSession(RunSession):
     """A run's session in which models learn one after another (sequential) or take turns (parallel)."""
 
     loop: MultiModelLoop
+    status: MultiModelStatus
     names: list[str] = field(kw_only=True)
     turns: Turns = field(kw_only=True)
     interaction: str = field(kw_only=True)
-    interacts: bool = field(kw_only=True)
-    steps_in_call: Callable[[str], int] = field(kw_only=True)
-
-    def make_status(self) -> MultiModelStatus:
-        """Make what knows where the run stands, and where each model's phase does."""
-        return MultiModelStatus(
-            self.setup, self.runtime, self.folder, self.state, self.optimization, self.first, self.handler,
-            names=self.names, interaction=self.interaction, interacts=self.interacts, steps_in_call=self.steps_in_call,
-        )  # fmt: skip
-
-    @property
-    def first_step(self) -> int:
-        """The step that the routine of this call began after, also if a kill broke it off."""
-        return self._status.first_step
-
-    @property
-    def _status(self) -> MultiModelStatus:
-        assert isinstance(self.status, MultiModelStatus)
-        return self.status
+    schedule: Callable[[], ScheduleDict] = field(kw_only=True)
+    """Returns the schedules of all models."""
 
     def walk(self, hooks: HookSet | None, split: str) -> None:
         """Do the learning of one call of train()."""
@@ -105,7 +89,7 @@ class MultiModelSession(RunSession):
                 super().walk(hooks, split)
             else:
                 self._walk_phases(hooks, split)
-            self._status.note_end()
+            self.status.note_end()
         finally:
             self.loop.let_learn([])
             self.turns.take(0)
@@ -120,10 +104,8 @@ class MultiModelSession(RunSession):
     def _enter_phase(self, index: int) -> None:
         """Let a model begin, or go on where its last phase ended; one that a kill broke off goes on."""
         if index != self.state.model_index:
-            self._status.phases.enter(index)
+            self.status.phases.enter(index)
             self.checkpointing.place_source()  # a stream has been read ahead of what was trained on
         self.turns.take(index)
         self.loop.let_learn([self.names[index]])
-        schedule = self.optimization.schedule
-        assert isinstance(schedule, ScheduleDict)
-        schedule.let_learn([self.names[index]], self._status.phases.updates_of_others)
+        self.schedule().let_learn([self.names[index]], self.status.phases.updates_of_others)

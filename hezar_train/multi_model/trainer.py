@@ -7,7 +7,6 @@ model. Whatever way, it is saved and resumed like a single model: bit by bit.
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,9 +23,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, DataError, HookError, NonFiniteError, choices, suggestion
-from hezar_train.loop import Alias, Context, Fixed, HookCall, HookSet, Moment, insert_hook
+from hezar_train.loop import Alias, Context, Fixed, HookCall, HookSet, Moment, insert_hook, refuse_non_finite
 from hezar_train.multi_model.optimizer_dict import OptimizerDict, ScheduleDict
-from hezar_train.multi_model.session import MultiModelSession
+from hezar_train.multi_model.session import MultiModelSession, MultiModelStatus
 from hezar_train.multi_model.turns import MultiModelLoop, Turns
 from hezar_train.optim import Schedule
 from hezar_train.runtime import enable_gradient_checkpointing
@@ -120,12 +119,12 @@ class MultiModelTrainer(Trainer):
         loss.backward(inputs=optimization.trained)  # type: ignore[no-untyped-call]
         norm = optimization.gradient_norm()
         norm_value, loss_value = torch.stack([norm, loss.detach().to(norm)]).tolist()
-        if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
+        try:
+            refuse_non_finite(loss_value, norm_value, self.state, self.ctx.step.window, whose=f" of {name!r}")
+        except NonFiniteError:
             optimization.zero_grad()
-            self._refuse_update(name, norm_value, loss_value)
-        optimization.clip(norm_value)
-        optimization.step()
-        optimization.zero_grad()
+            raise
+        optimization.apply(norm_value)
         self.storage.put_scalar(f"train.{name}.loss", loss_value)
 
     def training_step(self, batch: Any) -> dict[str, Any]:
@@ -227,11 +226,15 @@ class MultiModelTrainer(Trainer):
         make_loop = partial(
             MultiModelLoop, model_hooks=self.model_hooks, turns=self._turns, interact=self._interaction_at
         )
+        make_status = partial(
+            MultiModelStatus, names=self.model_names, interaction=self.interaction, interacts=self._interacts,
+            steps_in_call=self.steps_in_call,
+        )  # fmt: skip
         make_session = partial(
             MultiModelSession, names=self.model_names, turns=self._turns, interaction=self.interaction,
-            interacts=self._interacts, steps_in_call=self.steps_in_call,
+            schedule=lambda: self.schedule,
         )  # fmt: skip
-        parts = assemble(given, self, make_loop, make_session)
+        parts = assemble(given, self, make_loop, make_status, make_session)
         self._runners = {name: ModelRunner(model, parts.criterion) for name, model in self.models.items()}
         parts.ctx.share(self._shared_names())
         return parts
@@ -315,9 +318,9 @@ class MultiModelTrainer(Trainer):
 
     def _interact_once(self, moment: Moment, ctx: Context) -> None:
         """Interact where something begins or ends: a resume begins again what had begun."""
-        session = self.parts.session
-        assert isinstance(session, MultiModelSession)
-        had_begun = {Moment.FIT_START: self.state.global_step > session.first_step,
+        status = self.parts.status
+        assert isinstance(status, MultiModelStatus)
+        had_begun = {Moment.FIT_START: self.state.global_step > status.first_step,
                      Moment.EPOCH_START: self.state.epoch_step > 0}  # fmt: skip
         if ctx.failed is None and not had_begun.get(moment, False):
             self.parts.train_step.seed(ctx)
@@ -352,15 +355,6 @@ class MultiModelTrainer(Trainer):
                 f"{suggestion(str(model), self.models)}"
             )
         return str(model)
-
-    def _refuse_update(self, name: str, norm: float, loss: float) -> None:
-        step = self.state.global_step + 1
-        raise NonFiniteError(
-            f"gradient norm {norm}, loss {loss} of {name!r} at step {step}; it was not applied. Lower its learning "
-            "rate, or set max_grad_norm; what was saved so far is intact.",
-            step=step,
-            samples=self.ctx.step.window.samples(),
-        )
 
 
 def _put_loss(name: str, ctx: Context) -> None:

@@ -9,7 +9,9 @@
                          +-- loop            Loop           for epoch, for batch
                          +-- evaluator       Evaluator      evaluate, predict
                          +-- checkpointing   Checkpointing  find, restore, save
-                         +-- session         RunSession     lock, signals, files; log, save, evaluate when due
+                         +-- status          RunStatus      where a run or a call of train() begins and ends
+                         +-- actions         RunActions     log, save, evaluate, update the best
+                         +-- session         RunSession     lock, signals, open files, the walk
 
 A part gets what it needs and never the trainer; methods that a user may override (`Verbs`) are the only way up. The
 context alone knows the trainer, weakly, for hooks that ask for it.
@@ -52,6 +54,8 @@ from hezar_train.trainer.model_runner import (
 )
 from hezar_train.trainer.optimization import FirstSettings, Optimization
 from hezar_train.trainer.own_code import OwnSteps, weighed_backward
+from hezar_train.trainer.run_actions import RunActions
+from hezar_train.trainer.run_status import RunStatus
 from hezar_train.trainer.session import Agreement, RunSession
 from hezar_train.trainer.train_data import RunSetup, TrainData
 from hezar_train.trainer.train_step import TrainStep, UpdateLog
@@ -120,17 +124,26 @@ class Parts:
     loop: Loop
     evaluator: Evaluator
     checkpointing: Checkpointing
+    status: RunStatus
+    actions: RunActions
     session: RunSession
     count_labels: Callable[[Any], float] | None
     """Counts the labels of a batch, where the loss is a mean over labels."""
 
 
 LoopMaker = Callable[..., Loop]
+StatusMaker = Callable[..., RunStatus]
 SessionMaker = Callable[..., RunSession]
 
 
-def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_session: SessionMaker = RunSession) -> Parts:
-    """Make the parts. A trainer of several models has another loop and another session."""
+def assemble(
+    given: Given,
+    trainer: Any,
+    make_loop: LoopMaker = Loop,
+    make_status: StatusMaker = RunStatus,
+    make_session: SessionMaker = RunSession,
+) -> Parts:
+    """Make the parts. A trainer of several models has another loop, another status and another session."""
     setup, runtime, model, verbs, config = given.setup, given.runtime, given.model, given.verbs, given.setup.config
     state = TrainerState(total_epochs=config.num_epochs, metric_for_best_checkpoint=setup.best_key)
     storage, ctx, own_steps = EventStorage(), given.ctx, given.own_steps
@@ -146,8 +159,8 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
     optimization = Optimization(
         given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, joined, own_steps
     )
-    train_step = TrainStep(verbs, runtime, config.seed, state, optimization, agreement.loss, log)
-    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, agreement.loss, own_steps)
+    train_step = TrainStep(verbs, runtime, config.seed, state, optimization, agreement.sum_loss, log)
+    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, agreement.sum_loss, own_steps)
     weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes)
     loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs)
     evaluator = Evaluator(
@@ -160,11 +173,15 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
         setup, runtime, given.folder, model, optimization, state, storage, given.preprocessor,
         {"units of the loss": _units(given, count_labels), **given.facts},
     )  # fmt: skip
+    status = make_status(setup, runtime, given.folder, state, optimization, given.first, given.handler)
+    actions = RunActions(
+        setup, runtime, given.folder, state, storage, ctx, optimization, evaluator, checkpointing, progress, verbs
+    )
     session = make_session(
-        setup=setup, runtime=runtime, folder=given.folder, model=model, state=state, storage=storage, ctx=ctx,
-        loop=loop, optimization=optimization, first=given.first, train_step=train_step, evaluator=evaluator,
-        checkpointing=checkpointing, weigher=weigher, handler=given.handler, hold=hold, flag=flag, agreement=agreement,
-        progress=progress, log_of_updates=log, verbs=verbs, csv_file=given.csv_file, config_file=given.config_file,
+        setup=setup, runtime=runtime, folder=given.folder, model=model, state=state, storage=storage, loop=loop,
+        train_step=train_step, checkpointing=checkpointing, status=status, actions=actions,
+        weigher=weigher, handler=given.handler, hold=hold, flag=flag, agreement=agreement, progress=progress,
+        log_of_updates=log, verbs=verbs, csv_file=given.csv_file, config_file=given.config_file,
     )  # fmt: skip
     parts = Parts(
         setup=setup, data=given.data, runtime=runtime, folder=given.folder, model=model, handler=given.handler,
@@ -173,7 +190,7 @@ def assemble(given: Given, trainer: Any, make_loop: LoopMaker = Loop, make_sessi
         weigher=weigher, hold=hold, data_parallel=data_parallel, flag=flag, agreement=agreement,
         model_runner=ModelRunner(model, criterion), optimization=optimization, first=given.first,
         train_step=train_step, finetuning=finetuning, loop=loop, evaluator=evaluator, checkpointing=checkpointing,
-        session=session, count_labels=count_labels,
+        status=status, actions=actions, session=session, count_labels=count_labels,
     )  # fmt: skip
     ctx.share(context_names(parts, trainer))
     return parts

@@ -56,21 +56,21 @@ class Finetuning:
         verbs: Verbs,
         optimization: Optimization,
         data_parallel: DataParallel,
-        agree: Callable[[torch.Tensor], float],
+        sum_loss: Callable[[torch.Tensor], float],
         own_steps: OwnSteps | None = None,
     ) -> None:
         """Begin with the optimization of training; each call makes another."""
         self._own_steps = own_steps
-        self._config, self._runtime, self._model, self._data_parallel, self._agree = (
+        self._config, self._runtime, self._model, self._data_parallel, self._sum_loss = (
             config,
             runtime,
             model,
             data_parallel,
-            agree,
+            sum_loss,
         )
         self.optimization: Optimization | None = None
         """That of the last call."""
-        self.steps = TrainStep(verbs, runtime, config.seed, TrainerState(), optimization, agree)
+        self.steps = TrainStep(verbs, runtime, config.seed, TrainerState(), optimization, sum_loss)
 
     def follow(self, config: TrainerConfig) -> None:
         """Finetune by another config from the next call on."""
@@ -88,7 +88,7 @@ class Finetuning:
         with EventStorage(), preserved_randomness(), closing(source):
             seed_device(step_seed(self._config.seed, 0, runtime.rank), runtime.device)
             with self._begun(plan) as state:
-                fit = Fit(routine, source, plan, state, self._end(plan), UNLIMITED, weigh, agree=self._agree)
+                fit = Fit(routine, source, plan, state, self._end(plan), UNLIMITED, weigh, sum_loss=self._sum_loss)
                 loop.fit(fit)
         return fit
 

@@ -156,6 +156,13 @@ class Optimization:
         finally:
             self._own_steps.is_ours = False
 
+    def apply(self, norm: float) -> bool:
+        """Do an update of a finite norm: clip, step, free the gradients; return False if the scaler skipped it."""
+        self.clip(norm)
+        is_applied = self.step()
+        self.zero_grad()
+        return is_applied
+
     def zero_grad(self) -> None:
         """Free the gradients; what comes next belongs to another update."""
         for parameter in self._parameters:

@@ -23,7 +23,7 @@ from hezar_train.errors import TrainingInterrupted
 from hezar_train.events import FAILED, FINISHED, INTERRUPTED, EventStorage
 from hezar_train.hooks.signals import StopFlag
 from hezar_train.hub import HubRecord, Pusher, PushTarget
-from hezar_train.loop import Context, Fit, HookSet, Loop, Moment, Verbs
+from hezar_train.loop import Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.plan import UNLIMITED
 from hezar_train.runtime import Processes, Runtime, logger
@@ -33,18 +33,16 @@ from hezar_train.terminal.display import num_parameters
 from hezar_train.terminal.progress import mean_distance
 from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.environment import record_environment, threads_before
-from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.intervals import Due
 from hezar_train.trainer.model_runner import DeviceHold, Weigher
-from hezar_train.trainer.optimization import FirstSettings, Optimization
 from hezar_train.trainer.run_actions import EVALUATION, SAVING, RunActions
 from hezar_train.trainer.run_files import RunFiles
 from hezar_train.trainer.run_status import RoutineResult, RunStatus
 from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
 from hezar_train.trainer.train_step import TrainStep, UpdateLog
 
-__all__ = ["Agreement", "RoutineResult", "RunSession"]
+__all__ = ["Agreement", "RunSession"]
 
 SIGNAL_OF_CODE: dict[Any, str] = {128 + number: number.name for number in signal.Signals}
 
@@ -55,8 +53,8 @@ class Agreement:
     def __init__(self, processes: Processes, flag: StopFlag) -> None:
         self._processes, self._flag = processes, flag
 
-    def loss(self, loss: Any) -> float:
-        """Return an update's loss over all processes, and let all know if one was asked to stop."""
+    def sum_loss(self, loss: Any) -> float:
+        """Return an update's loss, summed over all processes, and let all know if one was asked to stop."""
         total, asked = self._processes.sum([loss, float(self._flag.signal is not None)])
         if asked:
             self._flag.agree()
@@ -73,13 +71,11 @@ class RunSession:
     model: nn.Module
     state: TrainerState
     storage: EventStorage
-    ctx: Context
     loop: Loop
-    optimization: Optimization
-    first: FirstSettings
     train_step: TrainStep
-    evaluator: Evaluator
     checkpointing: Checkpointing
+    status: RunStatus
+    actions: RunActions
     weigher: Weigher
     handler: MetricsHandler
     hold: DeviceHold
@@ -94,18 +90,9 @@ class RunSession:
     """Whether the end of the run is on the Hub; None if nothing was pushed."""
 
     def __post_init__(self) -> None:
-        self.actions = RunActions(
-            self.setup, self.runtime, self.folder, self.state, self.storage, self.ctx, self.optimization,
-            self.evaluator, self.checkpointing, self.progress, self.verbs,
-        )  # fmt: skip
-        self.status = self.make_status()
         self._files: RunFiles | None = None
         self._pusher: Pusher | None = None
         self._due = Due(self.setup, self.state, self.flag, self.actions, self.runtime.processes)
-
-    def make_status(self) -> RunStatus:
-        """Make what knows where the run stands."""
-        return RunStatus(self.setup, self.runtime, self.folder, self.state, self.optimization, self.first, self.handler)
 
     def follow(self, setup: RunSetup) -> None:
         """Go on with another config, other data, another plan."""
@@ -133,45 +120,13 @@ class RunSession:
         self.checkpointing.restore(checkpoint)
         self._due.forget()
 
-    def refuse_to_train(self, split: str) -> None:
-        """Raise if there is nothing to train on, or if the run is not planned over that split."""
-        self.status.refuse_to_train(split)
-
-    def begin_call(self) -> None:
-        """Say where this call ends, if a call does only a part of the run."""
-        self.status.begin_call()
-
-    @property
-    def call_is_open(self) -> bool:
-        """Whether a call of train() that does a part of the run was broken off, so that the next one finishes it."""
-        return self.status.call_is_open
-
-    @property
-    def total_steps(self) -> int:
-        """The number of steps after which the run, or this call, ends."""
-        return self.status.total_steps
-
-    @property
-    def first_samples(self) -> int:
-        """The samples that had been consumed when the call under way began."""
-        return self.status.first_samples
-
-    def is_finished(self) -> bool:
-        """Tell whether nothing is left to do."""
-        return self.status.is_finished()
-
-    @property
-    def last_metrics(self) -> dict[str, float]:
-        """What the last conclusions were drawn from."""
-        return self.actions.last_metrics
-
     def make_fit(self, hooks: HookSet | None = None, split: str = "train") -> Fit:
         """Return the rest of the run, or of this call, as a walk of the loop."""
         setup = self.setup
         num_epochs = UNLIMITED if setup.trains_in_rounds else setup.plan.num_epochs
         return Fit(
             self.loop.training_routine(hooks, split), setup.source, setup.plan, self.state, self.status.end(),
-            num_epochs, self.weigher.weigh, agree=self.agreement.loss, timed=self.actions.spent.waiting_for,
+            num_epochs, self.weigher.weigh, sum_loss=self.agreement.sum_loss, timed=self.actions.spent.waiting_for,
         )  # fmt: skip
 
     def walk(self, hooks: HookSet | None, split: str) -> None:

@@ -14,24 +14,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from hezar_train.data import Window, seed_device, step_seed
-from hezar_train.errors import DataError, HookError, NonFiniteError
+from hezar_train.errors import DataError, HookError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
-from hezar_train.loop import Context, HookSet, Moment, Verbs, add_loss, share_of
+from hezar_train.loop import DONE_BY_USER, Context, HookSet, Moment, Verbs, add_loss, refuse_non_finite, share_of
 from hezar_train.runtime import Runtime, SyncedBatchNorm, to_device
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer, as_outputs, labels_of, others_of
 from hezar_train.trainer.optimization import Optimization
 
 __all__ = ["TrainStep", "UpdateLog"]
-
-MAX_NAMED_SAMPLES = 64
-DONE_BY_USER = "your own code has applied it, so the weights may be spoilt"
 
 
 class UpdateLog:
@@ -72,14 +69,14 @@ class TrainStep:
         seed: int,
         state: TrainerState,
         optimization: Optimization,
-        agree: Callable[[torch.Tensor], float] = float,
+        sum_loss: Callable[[torch.Tensor], float] = float,
         log: UpdateLog | None = None,
     ) -> None:
-        """Count in `state`; `agree` returns the loss of an update over all processes."""
+        """Count in `state`; `sum_loss` returns the loss of an update over all processes."""
         self._verbs, self._state, self._optimization, self._log = verbs, state, optimization, log
         self._autocast, self._scaler = runtime.autocast(), runtime.scaler
         self._device, self._moves = runtime.device, runtime.device.type != "cpu"
-        self._seed, self._rank, self._world, self._agree = seed, runtime.rank, runtime.num_processes, agree
+        self._seed, self._rank, self._world, self._sum_loss = seed, runtime.rank, runtime.num_processes, sum_loss
         self._regularizer: tuple[Regularizer, float] | None = None
         self._open_steps = 0
         self.loss_regular_total: torch.Tensor | float = 0.0
@@ -185,34 +182,19 @@ class TrainStep:
         grad_norm, loss = self._read(optimization.gradient_norm(), step.window_loss)
         step.grad_norm, step.loss_value = grad_norm, loss
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or optimization.skips_non_finite):
-            self._refuse_update(loss, grad_norm, step.window.samples())
+            refuse_non_finite(loss, grad_norm, self._state, step.window)
 
     def _guard_own(self, ctx: Context) -> None:
         """Read the loss of an update that is done; the norm of its gradients nobody has seen."""
         step = ctx.step
-        loss = self._agree(step.window_loss) if self._world > 1 else float(step.window_loss)
+        loss = self._sum_loss(step.window_loss) if self._world > 1 else float(step.window_loss)
         step.grad_norm, step.loss_value = None, loss
-        if not math.isfinite(loss):
-            self._refuse_update(loss, math.nan, step.window.samples(), how=DONE_BY_USER)
-
-    def _refuse_update(
-        self, loss: float, grad_norm: float, samples: list[int], how: str = "it was not applied"
-    ) -> NoReturn:
-        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm} (loss {loss})"
-        named = ", ".join(map(str, samples[:MAX_NAMED_SAMPLES])) or "not known: the data is a stream"
-        more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
-        raise NonFiniteError(
-            f"{what} in the update at step {self._state.global_step + 1} (epoch {self._state.epoch}); "
-            f"{how}. Samples of the window: {named}{more}. Look at them, lower learning_rate, or set "
-            "max_grad_norm; what was saved so far is intact.",
-            step=self._state.global_step + 1,
-            samples=samples,
-        )
+        refuse_non_finite(loss, 0.0, self._state, step.window, how=DONE_BY_USER)
 
     def _read(self, norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
         """Read two numbers: on an accelerator together, because each read waits for the device."""
         if self._world > 1:
-            return [float(norm), self._agree(loss)]
+            return [float(norm), self._sum_loss(loss)]
         return torch.stack([norm, loss.to(norm)]).tolist() if self._moves else [float(norm), float(loss)]
 
     def clip(self, ctx: Context) -> None:

@@ -70,7 +70,7 @@ from hezar_train.trainer.reconfigure import (
 )
 from hezar_train.trainer.report_samples import Drawn
 from hezar_train.trainer.run_files import append_row
-from hezar_train.trainer.session import RoutineResult
+from hezar_train.trainer.run_status import RoutineResult
 from hezar_train.trainer.train_data import RunSetup, TrainData, size_of
 from hezar_train.types import Mode
 
@@ -298,20 +298,20 @@ class Trainer:
 
         With a `hooks_set`, its hooks run instead of the trainer's own.
         """
-        session, state = self.parts.session, self.state
-        session.refuse_to_train(target_data_split_name)
+        session, status, state = self.parts.session, self.parts.status, self.state
+        status.refuse_to_train(target_data_split_name)
         self._keep_own_optimizers()
-        session.begin_call()
-        if session.is_finished():
+        status.begin_call()
+        if status.is_finished():
             return session.result_when_finished(self.get_model_para)
-        before = session.first_samples
+        before = status.first_samples
         with session.locked():
             self.print_info()
             with session.training(), session.measured_around(self.evaluate) as around:
                 session.walk(hooks_set, target_data_split_name)
         session.finish_pushes()
         session.progress.say("Training done!")
-        return RoutineResult(state.samples_seen - before, session.last_metrics | around, self.get_model_para)
+        return RoutineResult(state.samples_seen - before, self.parts.actions.last_metrics | around, self.get_model_para)
 
     def _keep_own_optimizers(self) -> None:
         """Keep the optimizers that a user has made as attributes, and what they train, in every checkpoint."""
@@ -578,7 +578,7 @@ class Trainer:
     @property
     def call_is_open(self) -> bool:
         """Whether a call of `train()` that does a part of the run was broken off, so that the next one finishes it."""
-        return self.parts.session.call_is_open
+        return self.parts.status.call_is_open
 
     @property
     def last_evaluation(self) -> dict[str, EvaluationReport]:

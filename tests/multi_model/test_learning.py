@@ -321,7 +321,7 @@ class TestAStepOfOnesOwn:
                 return loss.detach()
 
         trainer = make_plain(tmp_path, "parallel", Spoiled)
-        with pytest.raises(NonFiniteError, match="of 'small' at step 1; it was not applied") as raised:
+        with pytest.raises(NonFiniteError, match=r"of 'small' in the update at step 1 .* it was not applied") as raised:
             trainer.train()
         assert len(raised.value.samples) == 4
         assert same_bits(trainer.models["small"], plain_pair()["small"])
@@ -335,7 +335,7 @@ class TestAStepOfOnesOwn:
                 return loss.detach()
 
         trainer = make_plain(tmp_path, "parallel", Spoiled)
-        with pytest.raises(NonFiniteError, match=r"gradient norm nan, loss 0\.0 of 'small'"):
+        with pytest.raises(NonFiniteError, match=r"gradient norm nan \(loss 0\.0\) of 'small'"):
             trainer.train()
         assert same_bits(trainer.models["small"], plain_pair()["small"])
 

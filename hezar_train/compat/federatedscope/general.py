@@ -531,12 +531,12 @@ class GeneralTorchTrainer(Trainer):
             self.discharge_model()
 
     def _run_training(self, split: str, body: Callable[[], Any]) -> Any:
-        session, state = self.parts.session, self.state
-        session.refuse_to_train(split)
+        session, status, state = self.parts.session, self.parts.status, self.state
+        status.refuse_to_train(split)
         self._keep_attributes()
-        self._resumes = session.call_is_open
+        self._resumes = status.call_is_open
         self._refuse_resume_of_own_loops()
-        session.begin_call()
+        status.begin_call()
         if not self._resumes:
             state.call_last_samples = None
             if state.position > 0:

@@ -187,7 +187,7 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
 
     def _first_model(self, mode: str) -> int:
         """Return the model that a round goes on with: one that was broken off, else the first."""
-        is_open = mode == Mode.TRAIN and self.parts.session.call_is_open
+        is_open = mode == Mode.TRAIN and self.call_is_open
         return self.state.model_index if is_open else 0
 
     @property

@@ -62,7 +62,7 @@ from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.assemble import Given, Parts
 from hezar_train.trainer.optimization import schedule_for
 from hezar_train.trainer.own_code import kept_attributes
-from hezar_train.trainer.session import RoutineResult
+from hezar_train.trainer.run_status import RoutineResult
 
 __all__ = [
     "DefaultTrainer",

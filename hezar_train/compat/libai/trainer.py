@@ -31,7 +31,7 @@ from hezar_train.runtime import logger
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.assemble import in_order
 from hezar_train.trainer.checkpointing import find_checkpoint, load_initial_weights
-from hezar_train.trainer.session import RoutineResult
+from hezar_train.trainer.run_status import RoutineResult
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Trainer(PlainTrainer):
     @property
     def max_iter(self) -> int:
         """The number of iterations after which the run, or this call, ends."""
-        return self.iterations.last or self.parts.session.total_steps // self.iterations.steps
+        return self.iterations.last or self.parts.status.total_steps // self.iterations.steps
 
     @max_iter.setter
     def max_iter(self, number: int) -> None:
