@@ -310,7 +310,8 @@ class Trainer:
             with session.training(), session.measured_around(self.evaluate) as around:
                 session.walk(hooks_set, target_data_split_name)
         session.finish_pushes()
-        session.progress.say("Training done!")
+        why = "" if state.stop_reason is None else f" Stopped: {state.stop_reason}"
+        session.progress.say(f"Training done!{why}")
         return RoutineResult(state.samples_seen - before, self.parts.actions.last_metrics | around, self.get_model_para)
 
     def _keep_own_optimizers(self) -> None:
