@@ -186,7 +186,7 @@ def lifecycle(lifecycle: Any) -> Callable[[F], F]:
             try:
                 result = method(self, *args, **kwargs)
                 if lifecycle == "batch":
-                    self._finish_step()  # while its loss is there
+                    self._note_open_step()  # while its loss is there
                 return result
             finally:
                 self.ctx.clear(lifecycle)

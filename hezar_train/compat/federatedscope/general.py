@@ -95,7 +95,7 @@ def use_diff(method: Callable[..., Any]) -> Callable[..., Any]:
     def measured(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.cfg.federate.use_diff:
             return method(self, *args, **kwargs)
-        before = self.evaluate(target_data_split_name="val")
+        before = _measured_before(self)
         num_samples, parameters, metrics = method(self, *args, **kwargs)
         after = self.evaluate(target_data_split_name="val")
         told = {
@@ -106,6 +106,14 @@ def use_diff(method: Callable[..., Any]) -> Callable[..., Any]:
         return num_samples, parameters, {**metrics, **told}
 
     return measured
+
+
+def _measured_before(trainer: Any) -> Any:
+    """Evaluate before a round; one that goes on was measured before it began."""
+    kept = trainer.state.hooks.setdefault("use_diff", {}) if hasattr(trainer, "parts") else {}
+    if not (kept and trainer.call_is_open):
+        kept |= {name: float(value) for name, value in trainer.evaluate(target_data_split_name="val").items()}
+    return dict(kept)
 
 
 class GeneralTorchTrainer(Trainer):
@@ -133,7 +141,10 @@ class GeneralTorchTrainer(Trainer):
         self._hook_lists: dict[str, Any] = {mode: defaultdict(list) for mode in ("train", "eval", "ft")}
         self.model_nums = 1
         self._own_context = Context(model, self._cfg, data, device)
-        self._kept_names = KeptNames(self._names_to_keep, self._kept_elsewhere, self._put_name, lambda: self.model)
+        self._kept_names = KeptNames(
+            self._names_to_keep, self._kept_elsewhere, self._put_name, lambda: self.model,
+            self._own_context.names_with_a_life,
+        )  # fmt: skip
         self._setup_data_related_var_in_ctx(self._own_context)
         monitor = Monitor(self._cfg) if monitor is None else monitor
         self._own_context.merge_from_dict({"monitor": monitor, "models": [model], "mirrored_models": False})
@@ -243,6 +254,7 @@ class GeneralTorchTrainer(Trainer):
     def _tick(self, steps: TrainStep, ctx: LoopContext) -> None:
         """Tick the schedule, unless a hook of the user's own has stepped and ticks it itself."""
         if self._stepped_last:
+            self._stepped_last = False
             steps.schedule(ctx)
 
     def register_hooks(self, hooks: Iterable[Hook | None]) -> None:
@@ -445,6 +457,8 @@ class GeneralTorchTrainer(Trainer):
     @lifecycle("routine")
     def _run_routine(self, mode: str, hooks_set: Any, dataset_name: str | None = None) -> Any:
         del mode, dataset_name  # in the context
+        if self._is_done():
+            return self._result_of_done_round()
         weights = self._weights_to_keep()
         self._fire(hooks_set, "on_fit_start")
         self._go_on(weights)
@@ -460,9 +474,10 @@ class GeneralTorchTrainer(Trainer):
             ctx.cur_epoch_i = CtxVar(epoch, Lifecycle.EPOCH)
             self._fire_epoch_start(hooks_set)
             self._run_batch(hooks_set)
-            self._finish_step()
             self._first_batch = 0
             self._fire(hooks_set, "on_epoch_end")
+            if epoch + 1 < getattr(ctx, f"num_{ctx.cur_split}_epoch"):
+                self._finish_step()  # the round's last one is counted, and saved, after the hooks of its end
             if self._is_stopped:
                 break
 
@@ -478,7 +493,8 @@ class GeneralTorchTrainer(Trainer):
             self._open_step()
             for trigger in ("on_batch_forward", "on_batch_backward", "on_batch_end"):
                 self._fire(hooks_set, trigger)
-            self._finish_step()
+            if batch + 1 < count:
+                self._finish_step()  # an epoch's last one is counted, and saved, after the hooks of its end
             if self._is_stopped:
                 break
 
@@ -585,7 +601,8 @@ class GeneralTorchTrainer(Trainer):
         finally:
             self._feeds.pop()
             feed.close(has_failed=has_failed)
-        refuse_no_step(feed)
+        if not self._is_done():
+            refuse_no_step(feed)
 
     @property
     def _is_stopped(self) -> bool:
@@ -606,9 +623,14 @@ class GeneralTorchTrainer(Trainer):
             return
         self._feeds[-1].finish()
 
+    def _note_open_step(self) -> None:
+        """Note the loss of the step under way, which is counted later."""
+        if self.ctx.cur_mode in LEARNING and self._feeds and self._feeds[-1].is_open:
+            self._note_loss_batch()
+
     def _note_loss_batch(self) -> None:
         ctx = self.ctx
-        self._stepped_last, self._stepped = self._stepped, False
+        self._stepped_last, self._stepped = self._stepped_last or self._stepped, False
         if self._below.step.is_loss_noted:
             return
         if "loss_batch" not in ctx:
@@ -654,6 +676,16 @@ class GeneralTorchTrainer(Trainer):
                 state.call_end = end
         fit.batches_in_epoch = int(self.ctx.num_train_batch)
 
+    def _is_done(self) -> bool:
+        """Tell whether a round that goes on has no step left: its checkpoint was saved after its last hooks."""
+        state = self.state
+        return self.ctx.cur_mode == Mode.TRAIN and self._resumes and state.global_step >= (state.call_end or 0)
+
+    def _result_of_done_round(self) -> Any:
+        num_samples = self._kept_names.value("num_samples", self.ctx.get("num_samples", 0))
+        self._kept_names.forget()
+        return num_samples
+
     def _weights_to_keep(self) -> dict[str, torch.Tensor] | None:
         """Copy the weights of a round that goes on: hooks at on_fit_start begin it once more."""
         if self.ctx.cur_mode != Mode.TRAIN or not self._resumes:
@@ -664,9 +696,11 @@ class GeneralTorchTrainer(Trainer):
         """Put back what hooks at on_fit_start have set to the start of a round that is under way."""
         if self.ctx.cur_mode != Mode.TRAIN or not self._kept_names.has_saved:
             return
-        self._kept_names.put_back(is_last=weights is not None)
-        if weights is not None:
-            unwrap(self.model).load_state_dict(weights)
+        if weights is None:
+            self._kept_names.forget()
+            return
+        self._kept_names.put_back(is_last=True)
+        unwrap(self.model).load_state_dict(weights)
 
     def _refuse_resume_of_own_loops(self) -> None:
         if not self._resumes or self.state.global_step == 0:
@@ -723,11 +757,8 @@ class GeneralTorchTrainer(Trainer):
 
     def _new_optimizer(self, ctx: Context) -> tuple[Any, Any]:
         """Return the trainer's own, which a round begins anew with, or another one for another model or config."""
-        if ctx.model is self.model and ctx.cur_mode == Mode.FINETUNE:
-            optimization = self.parts.finetuning.optimization
-            assert optimization is not None
-            return optimization.optimizer, optimization.schedule.scheduler
-        if ctx.model is self.model and dict(ctx.cfg.train.optimizer) == self._built_with:
+        is_as_built = ctx.cur_mode == Mode.TRAIN and dict(ctx.cfg.train.optimizer) == self._built_with
+        if ctx.model is self.model and is_as_built:
             return self.optimizer, self.lr_scheduler
         section = ctx.cfg[str(ctx.cur_mode)]
         optimizer = get_optimizer(ctx.model, **section.optimizer)
@@ -838,22 +869,16 @@ class GeneralTorchTrainer(Trainer):
     def _is_own(self, ctx: Context) -> bool:
         """Tell whether the trainer's own model and optimizer are the ones in the context."""
         found = getattr(ctx.optimizer, "optimizer", ctx.optimizer)
-        finetuned = self.parts.finetuning.optimization
-        own = self.optimizer if ctx.cur_mode == Mode.TRAIN or finetuned is None else finetuned.optimizer
-        return ctx.model is self.model and found is own
+        return ctx.cur_mode == Mode.TRAIN and ctx.model is self.model and found is self.optimizer
 
     def _update(self, ctx: Context) -> None:
         """Do a step with the trainer's own parts: weighed, joined over processes, guarded against NaN."""
-        finetunes = ctx.cur_mode == Mode.FINETUNE
         parts, step = self.parts, self._below.step
-        steps = parts.finetuning.steps if finetunes else parts.train_step
-        optimization = parts.finetuning.optimization if finetunes else parts.optimization
-        assert optimization is not None
         if step.batch_in_window == 0:
-            optimization.zero_grad()
+            parts.optimization.zero_grad()
         step.outputs = {"loss": ctx.loss_batch.detach(), "logits": ctx.get("y_prob")}
         step.loss, step.loss_task = ctx.loss_batch, ctx.loss_task
-        steps.backward(self._below)
+        parts.train_step.backward(self._below)
         fit = parts.loop.current
         for call in fit.routine.backward_calls if fit is not None else ():
             call(self._below)
@@ -864,10 +889,7 @@ class GeneralTorchTrainer(Trainer):
         """Raise, on several processes, if the context has optimizers whose gradients would stay each process's own."""
         if self.runtime.num_processes == 1:
             return
-        own = [self.optimizer, getattr(self.parts.finetuning.optimization, "optimizer", None)]
-        others = [
-            name for name, value in ctx.items() if isinstance(value, Optimizer) and not any(value is one for one in own)
-        ]
+        others = [name for name, value in ctx.items() if isinstance(value, Optimizer) and value is not self.optimizer]
         if others or ctx.model is not self.model:
             raise ConfigError(
                 f"a hook has put another model or optimizer into the context ({choices(others) or 'model'}), whose "

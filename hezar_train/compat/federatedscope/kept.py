@@ -8,7 +8,7 @@ and whatever cannot be stored are left out: hooks make them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, cast
 
 from torch import nn
@@ -29,11 +29,16 @@ class KeptNames(Hook):
     """Save names of the context and of the trainer in every checkpoint, and put them back."""
 
     def __init__(
-        self, names: Callable[[], Mapping[str, Any]], known: Callable[[], Mapping[str, Any]],
-        put: Callable[[str, Any], None], model: Callable[[], nn.Module],
-    ) -> None:  # fmt: skip
+        self,
+        names: Callable[[], Mapping[str, Any]],
+        known: Callable[[], Mapping[str, Any]],
+        put: Callable[[str, Any], None],
+        model: Callable[[], nn.Module],
+        ends_with_round: Callable[[], Collection[str]],
+    ) -> None:
         """Save what `names` returns; what is `known` is saved elsewhere, and `put` sets a name again."""
         self._names, self._known, self._put, self._model = names, known, put, model
+        self._ends_with_round = ends_with_round
         self._saved: Mapping[str, Any] = {}
 
     @property
@@ -45,13 +50,17 @@ class KeptNames(Hook):
         """Whether a checkpoint was read whose names are not all put back yet."""
         return bool(self._saved)
 
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return a plain value that the checkpoint has under a name and that is not put back yet."""
+        return self._saved.get("names", {}).get(name, {}).get(VALUE, default)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the names with what can be stored of each."""
         owners = {id(value): name for name, value in self._known().items()}
         names = sorted(self._names().items(), key=lambda item: item[0] in CURRENT)
         kept = {name: form for name, value in names if (form := _form(name, value, owners)) is not None}
         frozen = [name for name, one in self._model().named_parameters() if not one.requires_grad]
-        return {"names": kept, "frozen": frozen}
+        return {"names": kept, "frozen": frozen, "of_round": sorted(self._ends_with_round())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Note what the checkpoint has; it is put back when a routine begins."""
@@ -60,20 +69,26 @@ class KeptNames(Hook):
     def put_back(self, *, is_last: bool) -> None:
         """Put back what can be: values at once, states into the objects that hooks have made by now.
 
-        `is_last` says that no hook will make more of them: then what is missing raises, and all is put back.
+        `is_last` says that a round goes on and no hook will make more of them: then what is missing raises, and what
+        ends with a round is put back, too.
         """
-        forms: Mapping[str, Any] = self._saved.get("names", {})
+        left_out = set() if is_last else set(self._saved.get("of_round", ()))
+        forms = {name: form for name, form in self._saved.get("names", {}).items() if name not in left_out}
         there = {**self._names(), **self._known()}
         for name, form in forms.items():
             self._restore(name, form, there, is_last=is_last)
         for name, form in forms.items():
             if form["kind"] == SAME and form["of"] in there:
                 self._put(name, there[form["of"]])
+        frozen = set(self._saved.get("frozen", ()))
+        for name, one in self._model().named_parameters():
+            one.requires_grad_(name not in frozen)
         if is_last:
-            frozen = set(self._saved.get("frozen", ()))
-            for name, one in self._model().named_parameters():
-                one.requires_grad_(name not in frozen)
             self._saved = {}
+
+    def forget(self) -> None:
+        """Put nothing more back: another round has begun."""
+        self._saved = {}
 
     def _restore(self, name: str, form: Mapping[str, Any], there: dict[str, Any], *, is_last: bool) -> None:
         kind, target = form["kind"], cast("Any", there.get(name))

@@ -28,6 +28,8 @@ from hezar_train.types import Mode
 __all__ = ["GeneralMultiModelTrainer"]
 
 MODES = ("sequential", "parallel")
+ROUND = "models_of_the_round"
+"""Where the state keeps which models of a round are done."""
 OF_THE_BATCH = frozenset({"cur_batch_i", "data_batch"})
 """Variables of a batch that all models share."""
 
@@ -173,30 +175,27 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
             self._put_away = {}
             return super()._run_routine(mode, hooks_set, dataset_name)
         _refuse_single_set(hooks_set, len(self.ctx.models))
-        first = self._first_model(mode)
-        counts = list(self._samples_of_models[:first]) if first else []
-        for index in range(first, len(self.ctx.models)):
+        first, counts = self._place_among_models(mode)
+        last = len(self.ctx.models) - 1
+        for index in range(first, last + 1):
             if mode == Mode.TRAIN:
-                self.state.model_index, self._samples_of_models = index, counts
+                self.state.model_index = index
+                self.state.hooks[ROUND] = {"samples": [int(count) for count in counts], "has_next": index < last}
             self._switch_model_ctx(index)
             self.ctx.change_mode(mode)
             counts = [*counts, super()._run_routine(mode, hooks_set[index], dataset_name)]
-        if mode == Mode.TRAIN:
-            self.state.model_index = 0
         return np.mean(counts)
 
-    def _first_model(self, mode: str) -> int:
-        """Return the model that a round goes on with: one that was broken off, else the first."""
-        is_open = mode == Mode.TRAIN and self.call_is_open
-        return self.state.model_index if is_open else 0
-
-    @property
-    def _samples_of_models(self) -> list[int]:
-        return list(self.state.hooks.get("samples_of_models", []))
-
-    @_samples_of_models.setter
-    def _samples_of_models(self, counts: list[int]) -> None:
-        self.state.hooks["samples_of_models"] = [int(count) for count in counts]
+    def _place_among_models(self, mode: str) -> tuple[int, list[int]]:
+        """Return the model that a round goes on with, and the samples of those before: at its start the first."""
+        kept = self.state.hooks.get(ROUND, {"samples": [], "has_next": False})
+        if mode != Mode.TRAIN or not self._kept_names.has_saved:
+            return 0, []
+        if self.call_is_open:
+            return self.state.model_index, list(kept["samples"])
+        if not kept["has_next"]:
+            return 0, []
+        return self.state.model_index + 1, [*kept["samples"], int(self._kept_names.value("num_samples", 0))]
 
     def _hook_on_epoch_start(self, ctx: Context) -> None:
         """Let the loader begin; in the mode parallel once for all models."""
