@@ -50,6 +50,22 @@ def test_both_modules_of_the_denoising_autoencoder_learn_and_are_saved(example: 
     assert not any(torch.equal(before[name], saved[name]) for name in saved)
 
 
+def test_the_discriminator_gets_no_gradient_from_the_generators_step(example: Import, tmp_path: Path) -> None:
+    trainer = example("gan").build(tmp_path / "run", max_steps=2)
+    judge, seen = list(trainer.discriminator.parameters()), []
+
+    def note(*_: Any) -> None:
+        seen.append([one.detach().clone() for one in judge])
+
+    for optimizer in (trainer.optim_d, trainer.optim_g):
+        optimizer.register_step_pre_hook(note)
+        optimizer.register_step_post_hook(note)
+    trainer.train()
+    is_kept = [all(map(torch.equal, *seen[at : at + 2])) for at in range(0, len(seen), 2)]
+    assert is_kept == [False, True] * 2
+    assert all(map(torch.equal, *seen[3:5])) is True  # nor do its gradients reach the next step
+
+
 def test_the_gan_tells_the_losses_of_both_for_every_step(example: Import, tmp_path: Path) -> None:
     trainer = example("gan").build(tmp_path / "run", max_steps=30)
     trainer.train()
