@@ -41,7 +41,7 @@ CALLED_BY_DOOR: dict[str, frozenset[str]] = {
     "federatedscope": frozenset(
         {
             "_run_batch", "_run_epoch", "_run_routine", "_switch_model_ctx", "parse_data",
-            "register_default_hooks_eval", "register_default_hooks_ft", "register_default_hooks_train",
+            "register_default_hooks_eval", "register_default_hooks_ft", "register_default_hooks_train", "setup_data",
         }
     ),
     "libai": frozenset(

@@ -120,7 +120,6 @@ class GeneralTorchTrainer(Trainer):
     """A worker's trainer with FederatedScope's routines, hooks, context and config."""
 
     HOOK_TRIGGER = TRIGGERS
-    _has_own_routines = True
 
     def __init__(
         self,
@@ -138,10 +137,10 @@ class GeneralTorchTrainer(Trainer):
         self._registers_training, self._stepped, self._stepped_last = not only_for_eval, False, False
         self._feeds: list[BatchFeed] = []
         self._shows_own_context, self._resumes = False, False
-        self._hook_lists: dict[str, Any] = {mode: defaultdict(list) for mode in ("train", "eval", "ft")}
+        self.hook_lists: dict[str, Any] = {mode: defaultdict(list) for mode in ("train", "eval", "ft")}
         self.model_nums = 1
         self._own_context = Context(model, self._cfg, data, device)
-        self._kept_names = KeptNames(
+        self.kept_names = KeptNames(
             self._names_to_keep, self._kept_elsewhere, self._put_name, lambda: self.model,
             self._own_context.names_with_a_life,
         )  # fmt: skip
@@ -151,8 +150,8 @@ class GeneralTorchTrainer(Trainer):
         super().__init__(self._trainer_config(device), model, self._splits(), hooks=hooks)
         if device is None:
             self._own_context.device = self.runtime.device
-        self.register_hooks([self._kept_names])
-        self._names_of_class = set(vars(self))
+        self.register_hooks([self.kept_names])
+        self.names_of_class = set(vars(self))
 
     # --- what is made when the trainer is built ---
 
@@ -299,29 +298,29 @@ class GeneralTorchTrainer(Trainer):
     @property
     def hooks_in_train(self) -> Any:
         """The hooks of training: a list of functions for each trigger."""
-        return self._hook_lists["train"]
+        return self.hook_lists["train"]
 
     @hooks_in_train.setter
     def hooks_in_train(self, hooks: Any) -> None:
-        self._hook_lists["train"] = hooks
+        self.hook_lists["train"] = hooks
 
     @property
     def hooks_in_eval(self) -> Any:
         """The hooks of evaluation."""
-        return self._hook_lists["eval"]
+        return self.hook_lists["eval"]
 
     @hooks_in_eval.setter
     def hooks_in_eval(self, hooks: Any) -> None:
-        self._hook_lists["eval"] = hooks
+        self.hook_lists["eval"] = hooks
 
     @property
     def hooks_in_ft(self) -> Any:
         """The hooks of finetuning."""
-        return self._hook_lists["ft"]
+        return self.hook_lists["ft"]
 
     @hooks_in_ft.setter
     def hooks_in_ft(self, hooks: Any) -> None:
-        self._hook_lists["ft"] = hooks
+        self.hook_lists["ft"] = hooks
 
     def setup_data(self, ctx: Context) -> None:
         """Prepare `ctx.data` for the config, where it is a `ClientData`; may be overridden."""
@@ -518,8 +517,8 @@ class GeneralTorchTrainer(Trainer):
                     f"a routine of {mode} was begun inside one of {self.ctx.cur_mode}; call it after that one"
                 )
             return body()  # an overridden _run_routine that calls this one's
-        if self._kept_names.has_saved:
-            self._kept_names.put_back(is_last=False)
+        if self.kept_names.has_saved:
+            self.kept_names.put_back(is_last=False)
         with self._tracked(mode, split):
             run = {Mode.TRAIN: self._run_training, Mode.FINETUNE: self._run_finetuning}.get(mode, self._run_evaluation)
             return run(split, body)
@@ -682,8 +681,8 @@ class GeneralTorchTrainer(Trainer):
         return self.ctx.cur_mode == Mode.TRAIN and self._resumes and state.global_step >= (state.call_end or 0)
 
     def _result_of_done_round(self) -> Any:
-        num_samples = self._kept_names.value("num_samples", self.ctx.get("num_samples", 0))
-        self._kept_names.forget()
+        num_samples = self.kept_names.value("num_samples", self.ctx.get("num_samples", 0))
+        self.kept_names.forget()
         return num_samples
 
     def _weights_to_keep(self) -> dict[str, torch.Tensor] | None:
@@ -694,12 +693,12 @@ class GeneralTorchTrainer(Trainer):
 
     def _go_on(self, weights: Mapping[str, torch.Tensor] | None) -> None:
         """Put back what hooks at on_fit_start have set to the start of a round that is under way."""
-        if self.ctx.cur_mode != Mode.TRAIN or not self._kept_names.has_saved:
+        if self.ctx.cur_mode != Mode.TRAIN or not self.kept_names.has_saved:
             return
         if weights is None:
-            self._kept_names.forget()
+            self.kept_names.forget()
             return
-        self._kept_names.put_back(is_last=True)
+        self.kept_names.put_back(is_last=True)
         unwrap(self.model).load_state_dict(weights)
 
     def _refuse_resume_of_own_loops(self) -> None:
@@ -715,7 +714,7 @@ class GeneralTorchTrainer(Trainer):
 
     def _keep_attributes(self) -> None:
         """Keep the optimizers that a subclass has as attributes, and what they train, in every checkpoint."""
-        own = {name: value for name, value in vars(self).items() if name not in self._names_of_class}
+        own = {name: value for name, value in vars(self).items() if name not in self.names_of_class}
         shown = SimpleNamespace(**own, model=self.model) if "model" not in own else SimpleNamespace(**own)
         known = {hook.name for hook in self.parts.checkpointing.hooks}
         for name, one in kept_attributes(shown, self.optimizer).items():
@@ -725,7 +724,7 @@ class GeneralTorchTrainer(Trainer):
     def _names_to_keep(self) -> dict[str, Any]:
         ctx = self.ctx
         ends_soon = ctx.lifecycles.get("batch", set())
-        own = {name: value for name, value in vars(self).items() if name not in self._names_of_class}
+        own = {name: value for name, value in vars(self).items() if name not in self.names_of_class}
         kept = {name: value for name, value in ctx.items() if name not in NOT_KEPT | ends_soon and not _is_data(name)}
         return {**kept, **{f"self.{name}": value for name, value in own.items()}}
 
@@ -979,7 +978,7 @@ class GeneralTorchTrainer(Trainer):
             f"exchanged: {', '.join(exchanged) or '-'}",
             f"local: {', '.join(name for name in state if name not in set(exchanged)) or '-'}",
         ]
-        for name, hooks in self._hook_lists.items():
+        for name, hooks in self.hook_lists.items():
             each = hooks if isinstance(hooks, list) else [hooks]
             text += [f"hooks of {name}:", *(_shown(one) for one in each)]
         return "\n".join(text)

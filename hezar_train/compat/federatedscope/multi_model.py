@@ -71,7 +71,7 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
         self.init_multiple_models()
         self.init_multiple_model_hooks()
         self._refuse_other_numbers()
-        self._names_of_class |= set(vars(self))
+        self.names_of_class |= set(vars(self))
 
     def _take_over(self, base: GeneralTorchTrainer) -> None:
         """Take over a trainer's hooks, bound to this one, and the names that were put into its context."""
@@ -149,13 +149,13 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
         """Return a model's hook set; while the trainer is built there is one for all."""
         sets = self.__dict__.get(f"hooks_in_{mode}_multiple_models")
         if sets is None:
-            return self._hook_lists[mode]
+            return self.hook_lists[mode]
         if not -len(sets) <= model_idx < len(sets):
             raise ConfigError(f"model_idx={model_idx}; expected 0 to {len(sets) - 1}")
         if (
             self.models_interact_mode == "parallel"
             and len(sets) == self.model_nums
-            and self._hook_lists[mode] is not sets[0]
+            and self.hook_lists[mode] is not sets[0]
         ):
             raise ConfigError(
                 "in the mode parallel the hooks of all models are one set, made when the trainer is built. Register "
@@ -189,13 +189,13 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
     def _place_among_models(self, mode: str) -> tuple[int, list[int]]:
         """Return the model that a round goes on with, and the samples of those before: at its start the first."""
         kept = self.state.hooks.get(ROUND, {"samples": [], "has_next": False})
-        if mode != Mode.TRAIN or not self._kept_names.has_saved:
+        if mode != Mode.TRAIN or not self.kept_names.has_saved:
             return 0, []
         if self.call_is_open:
             return self.state.model_index, list(kept["samples"])
         if not kept["has_next"]:
             return 0, []
-        return self.state.model_index + 1, [*kept["samples"], int(self._kept_names.value("num_samples", 0))]
+        return self.state.model_index + 1, [*kept["samples"], int(self.kept_names.value("num_samples", 0))]
 
     def _hook_on_epoch_start(self, ctx: Context) -> None:
         """Let the loader begin; in the mode parallel once for all models."""

@@ -67,7 +67,6 @@ class Trainer(PlainTrainer):
     """A Trainer whose data may be parsed in a way of its own, and whose model is saved round by round."""
 
     config: TrainerConfig
-    _has_own_routines = False
     """Whether FederatedScope's own routines and hooks run in the place of the loop's."""
 
     def __init__(
@@ -85,7 +84,7 @@ class Trainer(PlainTrainer):
         hooks: Iterable[Hook | None] = (),
     ) -> None:
         self.config, model = in_order(config, model)
-        if not self._has_own_routines:
+        if not hasattr(self, "_run_routine"):  # a GeneralTorchTrainer has routines of its own
             refuse_methods_of_general(type(self))
             _refuse_other_config(self.config)
         has_own_parser = type(self).parse_data is not Trainer.parse_data

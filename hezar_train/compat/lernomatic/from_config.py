@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from hezar_train.trainer.finetuning import FROZEN, freeze_first, frozen_names, u
 from hezar_train.trainer.optimization import FirstSettings, refuse_foreign_optimizer
 from hezar_train.trainer.reconfigure import refuse_while_learning
 
-__all__ = ["ConfigTrainer"]
+__all__ = ["ConfigTrainer", "all_writers"]
 
 STEP_LOSS = "train.step_loss"
 PERIOD_LOSS = "train.recent_loss"
@@ -44,6 +45,12 @@ EVALUATION_ACCURACY = "evaluation.accuracy"
 
 Points = list[tuple[float, int]]
 Floats = NDArray[np.float64]
+
+
+def all_writers(trainer: Any) -> list[EventWriter]:
+    """Make the writers of a run: those of `build_writers`, which may be overridden, and the one that was set."""
+    own = [] if trainer.tb_writer is None else [SummaryWriterAdapter(trainer.tb_writer)]
+    return [*trainer.build_writers(), *own]
 
 
 class ConfigTrainer(PlainTrainer):
@@ -77,7 +84,7 @@ class ConfigTrainer(PlainTrainer):
         self._init_dataloaders()
         self._init_optimizer()
         self._refuse_too_late(given)
-        verbs = dataclasses.replace(given.verbs, build_writers=self._all_writers)
+        verbs = dataclasses.replace(given.verbs, build_writers=partial(all_writers, self))
         parts = super().make_parts(dataclasses.replace(self._with_optimizer(given), model=self.model, verbs=verbs))
         self.state, self.storage = parts.state, parts.storage
         self._init_history()
@@ -262,11 +269,6 @@ class ConfigTrainer(PlainTrainer):
 
     def _changed(self, **changes: Any) -> TrainerConfig:
         return copy.deepcopy(self.config).update(changes)
-
-    def _all_writers(self) -> list[EventWriter]:
-        """Make the writers of a run: those of `build_writers`, which may be overridden, and the one that was set."""
-        own = [] if self.tb_writer is None else [SummaryWriterAdapter(self.tb_writer)]
-        return [*self.build_writers(), *own]
 
     # Checkpoints.
 

@@ -84,7 +84,7 @@ KEYWORDS: dict[str, Any] = {
 }  # fmt: skip
 """The keywords of lernomatic's constructor, with their defaults."""
 
-OF_PARTS = ("accelerator", "data_collator", "hooks", "metrics_handler", "preprocessor")
+OF_PARTS = frozenset({"accelerator", "data_collator", "hooks", "metrics_handler", "preprocessor"})
 """What the plain Trainer takes beside a config, as keywords."""
 
 OF_LOADERS = ("batch_size", "val_batch_size", "shuffle", "num_workers", "drop_last", "train_dataset", "val_dataset",

@@ -31,6 +31,7 @@ import operator
 import os
 from abc import ABCMeta
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from hezar_train.compat.lernomatic.attributes import (
     set_ready,
     showing,
 )
-from hezar_train.compat.lernomatic.from_config import ConfigTrainer
+from hezar_train.compat.lernomatic.from_config import ConfigTrainer, all_writers
 from hezar_train.compat.lernomatic.keeping import Keeper, histories, is_file, read_file, write_file
 from hezar_train.compat.lernomatic.making import (
     CLASSIFIES,
@@ -159,7 +160,10 @@ class Trainer(ConfigTrainer, metaclass=Built):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take a model and the keywords of lernomatic; or a config, a model and what else the plain Trainer takes."""
-        if any(isinstance(one, TrainerConfig) for one in (*args, *kwargs.values())) or not self._takes_keywords:
+        has_config = any(isinstance(one, TrainerConfig) for one in (*args, *kwargs.values()))
+        if has_config or isinstance(self, PlainMultiModelTrainer):
+            self, PlainMultiModelTrainer
+        ):
             set_ready(self, from_config=True)
             with showing(self):
                 super().__init__(*args, **kwargs)
@@ -177,7 +181,6 @@ class Trainer(ConfigTrainer, metaclass=Built):
         own_values(self)["device_made_of"] = self.device_id
         set_ready(self, from_config=False)
 
-    _takes_keywords = True
     save_every: int
     epochs_done: int
     """Epochs of the run whose `train_epoch` has returned."""
@@ -283,7 +286,7 @@ class Trainer(ConfigTrainer, metaclass=Built):
         """Make the parts, whose rows also go to `tb_writer`."""
         if is_from_config(self):
             return super().make_parts(given)
-        verbs = dataclasses.replace(given.verbs, build_writers=self._all_writers)
+        verbs = dataclasses.replace(given.verbs, build_writers=partial(all_writers, self))
         return PlainTrainer.make_parts(self, dataclasses.replace(given, verbs=verbs))
 
     def reconfigure(self, config: TrainerConfig | None = None, splits: Splits | None = None) -> None:
@@ -766,8 +769,6 @@ class Trainer(ConfigTrainer, metaclass=Built):
 
 class MultiModelTrainer(Trainer, PlainMultiModelTrainer):  # type: ignore[misc]
     """Train several models in one run, each with its own optimizer, from a config; under the same names."""
-
-    _takes_keywords = False
 
 
 def _model_alone(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -57,6 +57,7 @@ from hezar_train.events import (
 from hezar_train.hooks import Checkpointed
 from hezar_train.loop import HookSet, Moment, share_of
 from hezar_train.optim import Schedule
+from hezar_train.run_layout import METRICS_FILE
 from hezar_train.runtime import logger
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.assemble import Given, Parts
@@ -472,7 +473,7 @@ class DefaultTrainer(Trainer):
         folder = self.cfg.train.output_dir
         return [
             CommonMetricPrinter(self.global_batch_size, self.max_iter),
-            JSONWriter(os.path.join(folder, "metrics.json")),
+            JSONWriter(os.path.join(folder, METRICS_FILE)),
             TensorboardXWriter(folder),
         ]
 
