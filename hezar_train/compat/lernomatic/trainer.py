@@ -162,8 +162,6 @@ class Trainer(ConfigTrainer, metaclass=Built):
         """Take a model and the keywords of lernomatic; or a config, a model and what else the plain Trainer takes."""
         has_config = any(isinstance(one, TrainerConfig) for one in (*args, *kwargs.values()))
         if has_config or isinstance(self, PlainMultiModelTrainer):
-            self, PlainMultiModelTrainer
-        ):
             set_ready(self, from_config=True)
             with showing(self):
                 super().__init__(*args, **kwargs)
