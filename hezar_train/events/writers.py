@@ -135,6 +135,10 @@ class JSONLinesWriter(FileWriter):
         """Tell whether lines wait for room on the disk."""
         return self._file.has_pending
 
+    def cut(self, size: int) -> int:
+        """Cut the file back to `size` bytes; return its length before minus `size`."""
+        return self._file.cut(size)
+
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
             record = {"step": row.step, "epoch": row.epoch, "time": row.time, **row.values}
@@ -456,6 +460,12 @@ class AppendFile:
         self.size += len(data)
         self._pending = []
         self._has_warned = False
+
+    def cut(self, size: int) -> int:
+        """Cut the file back, as `keep_until` does, and go on from there."""
+        surplus = keep_until(self.path, size)
+        self.size = os.fstat(self._descriptor).st_size
+        return surplus
 
     def sync(self) -> None:
         """Make what was flushed survive a power cut; safe to call from another thread."""

@@ -64,7 +64,7 @@ class RunFiles:
             if config.trackers is None or "tensorboard" in config.trackers:
                 storage.writers.append(_tensorboard(logs, kept, state.global_step))
             self._follow_trackers(runtime, folder.root.name, config)
-            storage.writers += build_writers()
+            self._add_own(build_writers(), folder, state)
         except BaseException:
             self.close()
             raise
@@ -103,11 +103,19 @@ class RunFiles:
         is_inside = path.resolve().is_relative_to(self._root.resolve())
         return str(path.resolve().relative_to(self._root.resolve()) if is_inside else path.resolve())
 
-    def _is_cut(self, folder: RunFolder, name: str) -> bool:
-        """Tell whether a file is the run's ledger, one of its logs, or that of a writer which was given just now."""
-        path = folder.root / name
-        own = (one for one in self._storage.writers if isinstance(one, JSONLinesWriter))
-        return folder.is_log(path) or any(self._name_of(one.path) == name for one in own)
+    def _add_own(self, writers: Sequence[EventWriter], folder: RunFolder, state: TrainerState) -> None:
+        """Add a user's own writers; what the checkpoint knows of their files is cut back like the run's own."""
+        self._storage.writers += writers
+        if state.global_step == 0:
+            return
+        own = {self._name_of(one.path): one for one in self._storage.writers if isinstance(one, JSONLinesWriter)}
+        for name, size in state.files.items():
+            if folder.is_log(folder.root / name):
+                continue
+            if name in own:
+                _warn_of_loss(name, own[name].cut(size))
+            else:
+                logger.warning("the checkpoint knows the size of %r, which is no log of this run: it stays", name)
 
     @property
     def has_pending(self) -> bool:
@@ -140,12 +148,15 @@ class RunFiles:
         if state.global_step == 0:
             return None
         for name, size in state.files.items():
-            if not self._is_cut(folder, name):
-                logger.warning("the checkpoint knows the size of %r, which is no log of this run: it stays", name)
-            elif (surplus := keep_until(folder.root / name, size)) < 0:
-                logger.warning("%s lacks %d bytes of what the checkpoint knew: part of it is lost", name, -surplus)
+            if folder.is_log(folder.root / name):
+                _warn_of_loss(name, keep_until(folder.root / name, size))
         folder.drop_evaluations_after(state.global_step)
         return read_rows(logs / METRICS_FILE)
+
+
+def _warn_of_loss(name: str, surplus: int) -> None:
+    if surplus < 0:
+        logger.warning("%s lacks %d bytes of what the checkpoint knew: part of it is lost", name, -surplus)
 
 
 def append_row(

@@ -14,7 +14,7 @@ import torch
 
 from hezar_train import Hook, Trainer
 from hezar_train.errors import TrainingInterrupted
-from hezar_train.events import EventWriter
+from hezar_train.events import EventWriter, JSONLinesWriter
 from hezar_train.trainer.run_actions import TimeSpent
 
 Build = Callable[..., Trainer]
@@ -190,3 +190,20 @@ def test_a_run_computes_with_the_threads_of_its_config_and_other_threads_are_tol
     assert "not bit by bit" not in caplog.text
     toy(max_steps=4, num_threads=1, resume_from_checkpoint=True, accept_changes=True).train()
     assert "it computed with 2 threads before, and with 1 now. num_threads=2" in caplog.text
+
+
+def test_a_writer_of_the_users_own_is_cut_back_to_the_checkpoint_wherever_it_writes(toy: Build, tmp_path: Path) -> None:
+    class Copying(Trainer):
+        def build_writers(self) -> list[EventWriter]:
+            return [JSONLinesWriter(tmp_path / f"elsewhere-{self.folder.root.name}.json")]
+
+    settings = {"save_steps": 2, "log_steps": 1}
+    toy(Copying, out="unbroken", **settings).train()
+    with pytest.raises(OSError, match="gone"):
+        toy(Copying, hooks=[At(4, fail)], **settings).train()
+    toy(Copying, resume_from_checkpoint=True, **settings).train()
+    broken, unbroken = (
+        [json.loads(line)["step"] for line in (tmp_path / f"elsewhere-{run}.json").read_text().splitlines()]
+        for run in ("run", "unbroken")
+    )
+    assert broken == unbroken == [1, 2, 3, 4, 5]
