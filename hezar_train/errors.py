@@ -1,11 +1,13 @@
 """Every error a user can meet: one base, a few kinds, each saying what was given, what was expected and what to do.
 
-This module owns the kinds and the one way to suggest a spelling; it imports nothing of the package.
+This module owns the kinds, the one way to suggest a spelling and what of a text may be shown; it imports nothing of
+the package.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 __all__ = [
@@ -21,8 +23,13 @@ __all__ = [
     "RunLockedError",
     "TrainingInterrupted",
     "choices",
+    "printable",
     "suggestion",
 ]
+
+# Controls but tab and newline, lone surrogates, separators of lines, and what turns the direction of all that follows.
+# Marks of direction and joiners of single letters stay: Persian is written with them.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class HezarTrainError(Exception):
@@ -108,3 +115,8 @@ def suggestion(given: str, known: Iterable[str]) -> str:
 def choices(known: Iterable[str]) -> str:
     """Join names for a message, sorted."""
     return ", ".join(sorted(known))
+
+
+def printable(text: str) -> str:
+    """Return text without what a terminal would obey: names, data and errors of others may hold escape sequences."""
+    return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -19,6 +19,7 @@ from hezar_train.cli.options import (
     show,
     table,
 )
+from hezar_train.cli.output import echo
 from hezar_train.config import TrainerConfig, to_plain, to_yaml
 from hezar_train.config.named_code import named_code
 from hezar_train.config.names import FOREIGN_FIELDS, unknown_field
@@ -60,7 +61,7 @@ def show_config(source: str, overrides: tuple[str, ...], shows_all: bool) -> Non
         loaded = load_any(source, overrides)
     fields = loaded.config.to_dict() if shows_all else _changed(loaded.config)
     has_sections = loaded.options or loaded.source.is_file()
-    click.echo(to_yaml({"recipe": loaded.options, "trainer": fields} if has_sections else fields), nl=False)
+    echo(to_yaml({"recipe": loaded.options, "trainer": fields} if has_sections else fields), nl=False)
 
 
 @config.command("explain", short_help="Explain a field, or list all of them.")
@@ -83,14 +84,14 @@ def explain(field: str | None) -> None:
     if name not in known:
         raise ConfigError(f"{unknown_field(field, known)} `hezar-train config explain` lists all fields.")
     if name != field:
-        click.echo(f"{field} is another trainer's word. Here it is:\n")
+        echo(f"{field} is another trainer's word. Here it is:\n")
     one = known[name]
-    click.echo(f"{name}: {one.type}{'' if _is_required(one) else f' = {one.default!r}'}\n")
-    click.echo(textwrap.fill(dict(field_meanings(TrainerConfig))[name], WIDTH))
+    echo(f"{name}: {one.type}{'' if _is_required(one) else f' = {one.default!r}'}\n")
+    echo(textwrap.fill(dict(field_meanings(TrainerConfig))[name], WIDTH))
     group = next(group for group in GROUPS if name in {each.name for each in dataclasses.fields(group)})
-    click.echo(f"\nAmong the fields of {_title(group)}. On the command line: hezar-train train RECIPE {name}=...")
+    echo(f"\nAmong the fields of {_title(group)}. On the command line: hezar-train train RECIPE {name}=...")
     if others := sorted(word for word, ours in FOREIGN_FIELDS.items() if ours == name):
-        click.echo(f"Elsewhere it is called: {', '.join(others)}")
+        echo(f"Elsewhere it is called: {', '.join(others)}")
 
 
 @config.command("validate", short_help="Tell all problems of a config at once.")
@@ -111,9 +112,9 @@ def validate(source: str, overrides: tuple[str, ...]) -> None:
 
     with plain_warnings():
         loaded = load_any(source, overrides)
-    click.echo(f"{source}: no problems")
+    echo(f"{source}: no problems")
     if code := sorted(named_code(loaded.config.to_dict())):
-        click.echo(f"{source} names code that a run would import: {', '.join(code)}")
+        echo(f"{source} names code that a run would import: {', '.join(code)}")
 
 
 @config.command("diff", short_help="Show where two configs differ.")
@@ -131,7 +132,7 @@ def diff(a: str, b: str) -> None:
     with plain_warnings():
         rows = list(_differences(_flat(a), _flat(b)))
     if not rows:
-        click.echo("no differences")
+        echo("no differences")
         return
     shown = table("field", a, b)
     for row in rows:
@@ -171,7 +172,7 @@ def _list_fields() -> None:
             default = "" if _is_required(one) else f" ({one.default!r})"
             rows.add_row(f"  {one.name}", f"{meanings[one.name]}{default}")
         show(rows)
-        click.echo()
+        echo()
 
 
 def _title(group: type) -> str:

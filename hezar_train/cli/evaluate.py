@@ -26,6 +26,7 @@ from hezar_train.cli.options import (
     run_argument,
     trust_option,
 )
+from hezar_train.cli.output import echo
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import MissingDependencyError
 from hezar_train.run_layout import LR_FINDER_FILE
@@ -76,7 +77,7 @@ def evaluate(run: str, split: str | None, checkpoint: str, as_json: bool, recipe
     with counting(opened.trainer.hooks_in_eval, "evaluated"):
         metrics = opened.evaluate(split)
     if as_json:
-        click.echo(json.dumps({"checkpoint": opened.checkpoint.name, "split": split, "metrics": metrics}))
+        echo(json.dumps({"checkpoint": opened.checkpoint.name, "split": split, "metrics": metrics}))
         return
     from hezar_train.terminal import print_facts
 
@@ -120,14 +121,14 @@ def predict(
     with counting(opened.trainer.hooks_in_predict, "predicted"):
         found = list(zip(map(_plain, given), opened.predict(given), strict=True))
     if empty := [_text(one) for one, value in found if value == ""]:
-        click.echo(f"nothing was found in {len(empty)} of {len(found)}: {', '.join(empty[:MOST_NAMED])}", err=True)
+        echo(f"nothing was found in {len(empty)} of {len(found)}: {', '.join(empty[:MOST_NAMED])}", err=True)
     if out is None:
         for one, value in found:
-            click.echo(f"{_text(one)}\t{_text(value)}")
+            echo(f"{_text(one)}\t{_text(value)}")
         return
     lines = (json.dumps({"input": one, "prediction": value}, ensure_ascii=False) for one, value in found)
     write_atomically(out, "".join(f"{line}\n" for line in lines))
-    click.echo(f"{len(found)} predictions are in {out}" if len(found) != 1 else f"1 prediction is in {out}")
+    echo(f"{len(found)} predictions are in {out}" if len(found) != 1 else f"1 prediction is in {out}")
 
 
 @click.command("find-lr", short_help="Suggest a learning rate for a recipe.")
@@ -165,15 +166,15 @@ def find_lr(
     result = build_trainer(loaded).find_lr(lr_min, lr_max, num_steps)
     _draw(result, picture)
     low, high = result.get_lr_range()
-    click.echo(f"{result}\nA range for schedules that go up and down: {low:.3g} to {high:.3g}")
-    click.echo(f"To train with it: hezar-train train {shlex.join([recipe, *overrides])} learning_rate={high:.3g}")
+    echo(f"{result}\nA range for schedules that go up and down: {low:.3g} to {high:.3g}")
+    echo(f"To train with it: hezar-train train {shlex.join([recipe, *overrides])} learning_rate={high:.3g}")
 
 
 def _draw(result: LRFinderResult, path: Path) -> None:
     try:
-        click.echo(f"The curve is in {result.plot(path)}")
+        echo(f"The curve is in {result.plot(path)}")
     except (MissingDependencyError, OSError, ValueError) as error:  # the rates count, not the picture of them
-        click.echo(f"warning: there is no picture. {error}", err=True)
+        echo(f"warning: there is no picture. {error}", err=True)
 
 
 def _open(run: str, recipe: str | None, checkpoint: str, *, trust: bool) -> OpenRun:

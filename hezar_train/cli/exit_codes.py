@@ -15,7 +15,16 @@ from typing import Any
 
 import click
 
-from hezar_train.errors import ConfigError, DataError, HezarTrainError, HubError, TrainingInterrupted, suggestion
+from hezar_train.cli.output import echo
+from hezar_train.errors import (
+    ConfigError,
+    DataError,
+    HezarTrainError,
+    HubError,
+    TrainingInterrupted,
+    printable,
+    suggestion,
+)
 
 __all__ = [
     "DEBUG",
@@ -48,6 +57,10 @@ PROGRAM = "hezar-train"
 ERROR_MARK = "error: "
 DEBUG = "hezar_train.debug"
 SHIPPED_RECIPES = "_recipes"
+EXITED_WITHIN = (
+    "a recipe, a dataset, a model or a hook called sys.exit() before the command was done; expected it to go on or to "
+    "raise. Take the call out of that code, or raise an error that says what is wrong."
+)
 
 
 class NotUploadedError(HubError):
@@ -66,17 +79,27 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except TrainingInterrupted as interruption:
-            click.echo(f"{interruption} The same command goes on from there.", err=True)
+            echo(f"{interruption} The same command goes on from there.", err=True)
             raise
         except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except click.NoSuchOption as error:
             words = f"No such option {error.option_name!r}.{_written_as_field(error)}"
             raise click.UsageError(words, error.ctx) from error
+        except click.UsageError as error:
+            words = error.format_message()
+            if printable(words) == words:
+                raise
+            raise click.UsageError(printable(words), error.ctx) from error
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+            show_error(EXITED_WITHIN)
+            ctx.exit(EXIT_FAILED)
         except HezarTrainError as error:
             if ctx.find_root().meta.get(DEBUG):
-                traceback.print_exc()
+                echo(traceback.format_exc(), err=True, nl=False)
             else:
                 show_error(str(error))
             ctx.exit(_exit_code(error))
@@ -103,7 +126,7 @@ def show_error(words: str) -> None:
     """Print an error as one block; on a terminal, lines that are too long end between words."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     click.secho(ERROR_MARK, fg="red", bold=True, nl=False, err=True)
-    click.echo(words if width is None else folded(words, width), err=True)
+    echo(words if width is None else folded(words, width), err=True)
 
 
 def folded(words: str, width: int) -> str:

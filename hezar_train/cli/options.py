@@ -21,9 +21,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from hezar_train.cli.exit_codes import DEBUG, is_main_process
-from hezar_train.errors import ConfigError, HezarTrainError
+from hezar_train.cli.output import echo
+from hezar_train.errors import ConfigError, HezarTrainError, printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.segment import Segments
     from rich.table import Table
     from rich.text import Text
 
@@ -156,7 +159,7 @@ def plain_warnings() -> Iterator[None]:
     if SAVED_BEFORE in os.environ or not is_main_process():
         return  # the launcher has shown them, or the main process does
     for warning in caught:
-        click.echo(f"warning: {warning.message}", err=True)
+        echo(f"warning: {warning.message}", err=True)
 
 
 def table(*titles: str, lines_between: int = 0) -> Table:
@@ -179,12 +182,20 @@ def show(what: Table | Text) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(width=output_width(), markup=False, highlight=False).print(what)
+        console = Console(width=output_width(), markup=False, highlight=False)
+        console.print(_printable_segments(what, console), end="")
         return
     console = Console(file=io.StringIO(), width=output_width(), markup=False, highlight=False)
     with console.capture() as captured:
         console.print(what)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _printable_segments(what: Table | Text, console: Console) -> Segments:
+    """Return what rich would print, with its styles, but without what the texts in it hold for a terminal."""
+    from rich.segment import Segment, Segments
+
+    return Segments(Segment(printable(one.text), one.style, one.control) for one in console.render(what))
 
 
 def shown_path(path: Path) -> str:

@@ -8,6 +8,7 @@ import click
 
 from hezar_train.cli.exit_codes import NotUploadedError
 from hezar_train.cli.options import debug_option, plain_warnings, refuse_unwritable_file, run_argument
+from hezar_train.cli.output import echo
 from hezar_train.config.fields import HUB_STRATEGIES
 from hezar_train.errors import ConfigError, HubError
 from hezar_train.run_layout import COMPARISON_FILE, REPORT_FILE
@@ -41,7 +42,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 
     usual = Path(runs[0], REPORT_FILE) if len(runs) == 1 else COMPARISON_FILE
     refuse_unwritable_file(usual if out is None else out, "--out FILE")
-    click.echo(f"Open it in a browser: {write_report(runs, out)}")
+    echo(f"Open it in a browser: {write_report(runs, out)}")
 
 
 @click.command("push", short_help="Push a run to the Hugging Face Hub.")
@@ -76,4 +77,4 @@ def push(
         outcome = push_run(run, repo, revision=revision, strategy=strategy, private=private, commit_message=message)
     except HubError as error:
         raise NotUploadedError(str(error)) from error
-    click.echo(f"{outcome}\n{outcome.url}")
+    echo(f"{outcome}\n{outcome.url}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hezar_train.cli.options import complete_recipes, debug_option, show, shown_path, table
+from hezar_train.cli.output import echo
 
 __all__ = ["read_header", "recipes"]
 
@@ -38,8 +39,8 @@ def list_recipes() -> None:
         rows.add_row(name, *(_sentence(header.get(word, "")) for word in ("For", "Score")))
     show(rows)
     first = "image_classification" if "image_classification" in found else next(iter(found), "RECIPE")
-    click.echo(f"\nTrain one:              hezar-train train {first}")
-    click.echo(f"Copy one to change it:  hezar-train recipes copy {first}")
+    echo(f"\nTrain one:              hezar-train train {first}")
+    echo(f"Copy one to change it:  hezar-train recipes copy {first}")
 
 
 @recipes.command("copy", short_help="Copy a recipe into a folder of your own.")
@@ -58,7 +59,7 @@ def copy(name: str, folder: Path | None) -> None:
 
     target = copy_recipe(name, folder)
     is_found_by_name = target.parent == Path("recipes")
-    click.echo(f"Copied. Change {shown_path(target / RECIPE_NAME)}, then: "
+    echo(f"Copied. Change {shown_path(target / RECIPE_NAME)}, then: "
                f"hezar-train train {target.name if is_found_by_name else target}")  # fmt: skip
 
 

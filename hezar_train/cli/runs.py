@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from hezar_train.cli.options import GAP, debug_option, output_width, show, table
+from hezar_train.cli.output import echo
 from hezar_train.config import read_mapping
 from hezar_train.config.files import read_json
 from hezar_train.errors import ConfigError
@@ -82,20 +83,20 @@ def runs(folder: Path) -> None:
         raise ConfigError(f"there is no folder {folder}. Name the one your runs are in, or train something first.")
     found = [one for run in find_runs(folder) if (one := _summary(run, _name(run, folder))) is not None]
     if not found:
-        click.echo(f"There are no runs in {folder}. Start one: hezar-train train image_classification")
+        echo(f"There are no runs in {folder}. Start one: hezar-train train image_classification")
         return
     _print(sorted(found, key=lambda run: run.age_seconds))
     states = {run.state for run in found}
     if INTERRUPTED in states or FAILED in states:
         which = "an interrupted" if INTERRUPTED in states else "a failed"
-        click.echo(f"\nGo on with {which} run: hezar-train resume RUN")
+        echo(f"\nGo on with {which} run: hezar-train resume RUN")
 
 
 def _summary(run: Path, name: str) -> RunSummary | None:
     try:
         return summarize(run, name)
     except OSError as error:
-        click.echo(f"{printable(name)} is left out: {printable(str(error))}", err=True)
+        echo(f"{name} is left out: {error}", err=True)
         return None
 
 
@@ -122,7 +123,7 @@ def _cells(run: RunSummary) -> list[str]:
     # a plan that counts one call of many, or one model of several of which nothing is saved, is no whole
     is_part = run.total_steps is None or run.step > run.total_steps
     steps = f"{run.step}" if is_part else f"{run.step}/{run.total_steps}"
-    return [*map(printable, (run.name, run.kind, steps, run.best)), run.state, _age(run.age_seconds)]
+    return [run.name, run.kind, steps, run.best, run.state, _age(run.age_seconds)]
 
 
 def _name(run: Path, folder: Path) -> str:
@@ -155,12 +156,7 @@ def _runs_below(folder: Path, seen: set[Path]) -> Iterator[Path]:
             elif below.is_dir():
                 yield from _runs_below(below, seen)
     except (OSError, RuntimeError) as error:  # no right to read it, or links that go round
-        click.echo(f"{printable(str(folder))} is left out: {printable(str(error))}", err=True)
-
-
-def printable(text: str) -> str:
-    """Return text without what a terminal would obey: names may hold escape sequences."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+        echo(f"{folder} is left out: {error}", err=True)
 
 
 def summarize(run: Path, name: str) -> RunSummary:

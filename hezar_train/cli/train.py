@@ -27,6 +27,7 @@ from hezar_train.cli.options import (
     run_argument,
     trust_option,
 )
+from hezar_train.cli.output import echo
 from hezar_train.config.files import read_json
 from hezar_train.errors import ConfigError, RunLockedError, TrainingInterrupted
 from hezar_train.launch import join_group, num_restarts, run_group
@@ -173,7 +174,9 @@ def _run(loaded: LoadedRecipe, arguments: Sequence[str], num_processes: int | No
         refuse_unwritable_folder(loaded.config.output_dir, "output_dir=FOLDER")
     if num_processes is not None:
         restarts = NUM_RESTARTS if max_restarts is None else max_restarts
-        sys.exit(_train_in_processes(loaded, arguments, num_processes, restarts))
+        if code := _train_in_processes(loaded, arguments, num_processes, restarts):
+            sys.exit(code)
+        return
     if max_restarts is not None:
         raise click.UsageError("--max-restarts is for several processes: give --num-processes, too.")
     _train_here(loaded)
@@ -223,19 +226,19 @@ def _write_report(trainer: Trainer) -> None:
     if not trainer.runtime.is_main or not layout.plan.exists():  # it failed before it was a run
         return
     try:
-        click.echo(f"Report: {write_report([layout.root])}")
+        echo(f"Report: {write_report([layout.root])}")
     except Exception as error:  # noqa: BLE001 - the training counts, not the page about it
         problem = f"{type(error).__name__}: {error}".partition("\n")[0]
-        click.echo(f"warning: there is no report ({problem}). Try: hezar-train report {layout.root}", err=True)
+        echo(f"warning: there is no report ({problem}). Try: hezar-train report {layout.root}", err=True)
 
 
 def _print_end(loaded: LoadedRecipe, trainer: Trainer) -> None:
     """Say where everything is, and leave with the code of a run that is not on the Hub, if it should be."""
-    click.echo(f"Everything lies in {loaded.config.output_dir}")
+    echo(f"Everything lies in {loaded.config.output_dir}")
     if best := read_json(RunLayout.of(loaded.config).best):
-        click.echo(f"The best checkpoint is that of step {best['step']}: {best['metric']} {best['value']:.4g}")
+        echo(f"The best checkpoint is that of step {best['step']}: {best['metric']} {best['value']:.4g}")
     if trainer.hub_uploaded is False:
-        click.echo(f"Not uploaded. `hezar-train push {loaded.config.output_dir}` finishes it.", err=True)
+        echo(f"Not uploaded. `hezar-train push {loaded.config.output_dir}` finishes it.", err=True)
         sys.exit(EXIT_NOT_UPLOADED)
 
 

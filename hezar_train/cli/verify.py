@@ -21,9 +21,10 @@ import click
 
 from hezar_train.cli.exit_codes import EXIT_FAILED
 from hezar_train.cli.options import debug_option, plain_warnings, run_argument
+from hezar_train.cli.output import echo
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, DataError
-from hezar_train.events import Ledger, LedgerLine, read_starts
+from hezar_train.events import FEWER_ROWS, Ledger, LedgerLine, read_starts
 from hezar_train.plan import Plan
 from hezar_train.run_layout import STATE_FILE, RunLayout
 
@@ -83,13 +84,13 @@ def verify(run: str, contents: bool) -> None:
         _print_finding(False, problem)
     if num_damaged:
         words = f"{num_damaged} of {len(steps)} checkpoints damaged"
-        click.echo(f"{words}; a resume takes the newest that is whole", err=True)
+        echo(f"{words}; a resume takes the newest that is whole", err=True)
     if num_damaged or problem:
         sys.exit(EXIT_FAILED)
-    click.echo("1 checkpoint, whole" if len(steps) == 1 else f"{len(steps)} checkpoints, all whole")
+    echo("1 checkpoint, whole" if len(steps) == 1 else f"{len(steps)} checkpoints, all whole")
     if contents:
         newest = store.path(steps[-1])
-        click.echo("\n".join(["", newest.name, *contents_of(layout.root, store.open(newest))]))
+        echo("\n".join(["", newest.name, *contents_of(layout.root, store.open(newest))]))
 
 
 @click.command("audit", short_help="Prove that every sample was trained once per epoch.")
@@ -109,21 +110,24 @@ def audit(run: str) -> None:
     with plain_warnings():
         config = run_config(run)
     found = audit_run(config)
-    click.echo(f"{found.num_updates} updates in {RunLayout.of(config).ledger}")
+    echo(f"{found.num_updates} updates in {RunLayout.of(config).ledger}")
     for words in found.proven:
         _print_finding(True, words)
     for words in found.problems:
         _print_finding(False, words)
     if found.problems:
-        click.echo("Not every sample was trained exactly once per epoch.", err=True)
+        echo("Not every sample was trained exactly once per epoch.", err=True)
         sys.exit(EXIT_FAILED)
     so_far = "" if found.is_whole else ", as far as the run has come"
-    click.echo(f"Every sample was trained exactly once per epoch{so_far}.")
+    if found.fewer_rows:
+        echo(f"Every sample was given to the collator exactly once per epoch{so_far}. {found.fewer_rows}")
+        return
+    echo(f"Every sample was trained exactly once per epoch{so_far}.")
 
 
 def _print_finding(is_well: bool, words: str) -> None:
     click.secho("  ok   " if is_well else "  BAD  ", fg="green" if is_well else "red", nl=False)
-    click.echo(words)
+    echo(words)
 
 
 def _best_of(file: Path, steps: Sequence[int]) -> tuple[int | None, str]:
@@ -192,6 +196,8 @@ class Audit:
     """Whether the last epoch is at its end."""
     proven: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    fewer_rows: str = ""
+    """What the collator made of the samples, where it was not a row of each."""
 
 
 @dataclass
@@ -283,12 +289,21 @@ def audit_run(config: TrainerConfig) -> Audit:
         walk.add(line)
         num_updates += 1
         num_seen += line.count if _is_before(line, state, in_sequence=len(models) > 1) else 0
-    audit = Audit(num_updates)
+    audit = Audit(num_updates, fewer_rows=_fewer_rows(layout.root))
     for model in walk.models:
         _check_epochs(audit, model, plan)
     _check_shuffle(audit, walk.models, plan, config)
     _check_checkpoint(audit, state, num_seen)
     return audit
+
+
+def _fewer_rows(run: Path) -> str:
+    """Say what the collator made of a batch that has fewer rows than samples, in any of the run's starts."""
+    for start in read_starts(run):
+        match start.get(FEWER_ROWS):
+            case [int(rows), int(samples)]:
+                return f"It made {rows} rows of {samples} samples; whether it left some out, the ledger cannot tell."
+    return ""
 
 
 def _models_without_checkpoint(layout: RunLayout, plan: Plan) -> list[str]:

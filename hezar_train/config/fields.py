@@ -35,6 +35,7 @@ from hezar_train.config.names import (
     OPTIMIZERS,
     SCHEDULERS,
     SHORT_SCHEDULERS,
+    SINGLE_DEVICES,
     TRACKERS,
     optimizer_name,
     scheduler_name,
@@ -211,6 +212,8 @@ class HardwareFields:
             )
         elif colon and not (number.isascii() and number.isdigit()):
             yield f"device={self.device!r}: expected a number after the colon, such as '{kind}:0'"
+        elif colon and kind in SINGLE_DEVICES and int(number) != 0:
+            yield f"device={self.device!r}: there is one {kind} device. Use {kind!r}."
 
 
 @dataclass(kw_only=True)

@@ -27,6 +27,7 @@ __all__ = [
     "SCHEDULER_ALIASES",
     "SCHEDULER_CLASSES",
     "SHORT_SCHEDULERS",
+    "SINGLE_DEVICES",
     "TRACKERS",
     "is_dotted_path",
     "is_importable",
@@ -153,6 +154,9 @@ TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tenso
 
 DEVICES = ("cpu", "cuda", "hpu", "mlu", "mps", "musa", "npu", "sdaa", "xla", "xpu")
 """Kinds of device that can train; "cuda:1" names one of several."""
+
+SINGLE_DEVICES = ("cpu", "mps")
+"""Of which a machine has one, whatever number torch takes."""
 
 FOREIGN_FIELDS = {
     "accumulate_grad_batches": "gradient_accumulation_steps",

@@ -11,10 +11,11 @@ does it for windows whose indices are known.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -37,11 +38,14 @@ __all__ = [
     "fetched",
     "identity",
     "is_pure",
+    "num_rows",
 ]
 
 Collator = Callable[[list[Any]], Any]
 Fetch = Callable[[int, SampleIndices], Any]
 """Give (epoch, indices), get the collated batch."""
+
+logger = logging.getLogger(__name__)
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
@@ -60,12 +64,15 @@ class WindowFetcher:
         self._fetch = fetch
         self._num_workers, self._pin_memory = order.num_workers, order.pin_memory
         self._pool: WorkerPool | None = None
+        self.fewer_rows: tuple[int, int] | None = None
+        """Rows and samples of the first batch that has fewer rows than samples."""
 
     def filled(self, windows: Iterator[Window], epoch: int) -> Iterator[Window]:
         """Yield the windows, each with a batch for every entry of its indices."""
         if self._pool is None and self._num_workers:
             self._pool = WorkerPool(self._fetch, self._num_workers, self._pin_memory)
         for batch, window in fetched(_requests(windows, epoch), self._fetch, self._pool):
+            self._compare(batch, len(window.indices[len(window.batches)]))
             window.batches.append(batch)
             if len(window.batches) == len(window.indices):
                 yield window
@@ -75,6 +82,29 @@ class WindowFetcher:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+    def _compare(self, batch: Any, num_samples: int) -> None:
+        """Tell once of a collator that leaves samples out: they count as trained, and were not."""
+        if self.fewer_rows is not None or (rows := num_rows(batch, num_samples)) is None or rows >= num_samples:
+            return
+        self.fewer_rows = (rows, num_samples)
+        logger.warning(
+            "the collator made a batch of %d rows of %d samples: if it leaves samples out, they are not trained though "
+            "they are counted. Return a row for each sample; leave samples out of the dataset instead.",
+            rows, num_samples,
+        )  # fmt: skip
+
+
+def num_rows(batch: Any, num_samples: int) -> int | None:
+    """Return the rows of a batch: the length of its longest tensor; None for what has no rows to count.
+
+    Where the second dimension of all tensors is that of the samples, they come time first.
+    """
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
+    shapes = [part.shape for part in parts if isinstance(part, torch.Tensor | np.ndarray) and part.ndim]
+    if not shapes or all(len(shape) > 1 and shape[1] == num_samples for shape in shapes):
+        return None
+    return max(int(shape[0]) for shape in shapes)
 
 
 def _requests(windows: Iterator[Window], epoch: int) -> Iterator[tuple[int, SampleIndices, Window]]:

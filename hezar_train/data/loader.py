@@ -178,6 +178,11 @@ class MapSource:
         self._order = order
         self._fetcher = WindowFetcher(self.fetch, order)
 
+    @property
+    def fewer_rows(self) -> tuple[int, int] | None:
+        """Rows and samples of the first batch whose collator made fewer rows; None while there was none."""
+        return self._fetcher.fewer_rows
+
     def windows(
         self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
     ) -> Iterator[Window]:

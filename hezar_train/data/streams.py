@@ -166,6 +166,11 @@ class SamplerSource(CursorSource):
         self._fetcher = WindowFetcher(self.fetch, order)
 
     @property
+    def fewer_rows(self) -> tuple[int, int] | None:
+        """Rows and samples of the first batch whose collator made fewer rows; None while there was none."""
+        return self._fetcher.fewer_rows
+
+    @property
     def resume_problem(self) -> str | None:
         if self._stateful is not None:
             return None

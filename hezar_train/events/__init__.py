@@ -23,6 +23,7 @@ from hezar_train.events.history import (
 )
 from hezar_train.events.run_records import (
     FAILED,
+    FEWER_ROWS,
     FINISHED,
     INTERRUPTED,
     LEDGER_FILE,
@@ -60,6 +61,7 @@ __all__ = [
     "CSV_FILE",
     "DROPPED_SUFFIX",
     "FAILED",
+    "FEWER_ROWS",
     "FINISHED",
     "INTERRUPTED",
     "LEDGER_FILE",

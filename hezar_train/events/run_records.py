@@ -26,6 +26,7 @@ from hezar_train.run_layout import LEDGER_FILE, STARTS_FILE
 
 __all__ = [
     "FAILED",
+    "FEWER_ROWS",
     "FINISHED",
     "INTERRUPTED",
     "LEDGER_FILE",
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
+FEWER_ROWS = "fewer_rows"
+"""Of a start: rows and samples of a batch whose collator made fewer rows than it was given samples."""
 
 _MAX_LINES_IN_MEMORY = 4096
 _MAX_LINE_BYTES = 4096

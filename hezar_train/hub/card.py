@@ -7,15 +7,17 @@ does not know better, is somebody's own and is kept.
 
 from __future__ import annotations
 
+import html
 import logging
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hezar_train.config.files import read_json
-from hezar_train.errors import DataError
+from hezar_train.errors import DataError, printable
 from hezar_train.events import read_rows, read_starts
 from hezar_train.hub.client import names_hub_weights, parse_address, redact
 from hezar_train.hub.layout import CARD_FILE, TRAIN_FOLDER, SavedRun
@@ -55,6 +57,8 @@ END = "<!-- hezar-train: end -->"
 BEGIN_MARK, END_MARK = "<!-- hezar-train: begin", "<!-- hezar-train: end -->"
 LIBRARY = "hezar-train"
 UNKNOWN_DATA = "unknown"
+MARKUP = re.compile(r"[\\`*\[\]<>&|~]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\.")
+BACKTICKS = re.compile("`+")
 OTHER_TASK = "other"
 
 logger = logging.getLogger(__name__)
@@ -156,7 +160,7 @@ def _page(facts: RunFacts, repo_id: str, files: Mapping[str, Path]) -> str:
     sections = [
         f"# {repo_id.rpartition('/')[2]}\n\n{_opening(facts)}",
         _results(facts),
-        f"## Load it\n\n```python\n{_loading(repo_id, files)}\n```",
+        f"## Load it\n\n{_fenced(_loading(repo_id, files), 'python')}",
         _curves(files),
         "## Training\n\n" + _table(("setting", "value"), list(facts.training().items())),
         _data(facts),
@@ -167,10 +171,10 @@ def _page(facts: RunFacts, repo_id: str, files: Mapping[str, Path]) -> str:
 
 
 def _opening(facts: RunFacts) -> str:
-    task = f" for {facts.task.replace('_', ' ')}" if facts.task else ""
+    task = f" for {_plain(facts.task.replace('_', ' '))}" if facts.task else ""
     model = (facts.environment.get("model") or {}).get("class")
     size = (facts.environment.get("model") or {}).get("num_parameters")
-    what = f"A `{model}`" + (f" with {size:,} parameters" if isinstance(size, int) else "") if model else "A model"
+    what = f"A {_code(model)}" + (f" with {size:,} parameters" if isinstance(size, int) else "") if model else "A model"
     return f"{what}, trained{task} with {LIBRARY}."
 
 
@@ -218,12 +222,14 @@ def _machine(facts: RunFacts) -> str:
 
 def _command(facts: RunFacts, repo_id: str) -> str:
     command = facts.environment.get("command")
-    parts = [f"## Do it again\n\nSeed {facts.settings.get('seed', '?')}; the whole config is in `{TRAIN_FOLDER}/`."]
+    parts = [
+        f"## Do it again\n\nSeed {_plain(facts.settings.get('seed', '?'))}; the whole config is in `{TRAIN_FOLDER}/`."
+    ]
     if command:
-        parts.append(f"```bash\n{command}\n```")
+        parts.append(_fenced(str(command), "bash"))
     if facts.recipe.get("sha256"):
-        parts.append(f"With the same recipe (SHA-256 `{facts.recipe['sha256']}`) on this machine:")
-        parts.append(f"```bash\nhezar-train reproduce {repo_id}\n```")
+        parts.append(f"With the same recipe (SHA-256 {_code(facts.recipe['sha256'])}) on this machine:")
+        parts.append(_fenced(f"hezar-train reproduce {repo_id}", "bash"))
     return "\n\n".join(parts)
 
 
@@ -249,7 +255,8 @@ def _loading(repo_id: str, files: Mapping[str, Path]) -> str:
 
 def _loading_transformers(repo_id: str, files: Mapping[str, Path]) -> str:
     architectures = _json(files.get("config.json")).get("architectures") or []
-    model = str(architectures[0]) if architectures else "AutoModel"
+    named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    model = named if named.isidentifier() else "AutoModel"  # it becomes code that a reader copies
     has_tokenizer = _has_any(files, ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model"))
     reader = "AutoTokenizer" if has_tokenizer else "AutoProcessor"
     if not has_tokenizer and not _has_any(files, ("preprocessor_config.json", "processor_config.json")):
@@ -275,8 +282,30 @@ def _json(path: Path | None) -> dict[str, Any]:
     return {} if path is None else read_json(path)
 
 
-def _code(value: Any) -> str:
-    return f"`{value}`" if value else ""
+class _Markup(str):
+    """A text that is Markdown already."""
+
+
+def _code(value: Any) -> _Markup:
+    """Return text as code; within a line nothing but a backtick and, in a table, a bar would end it."""
+    text = printable(" ".join(str(value or "").replace("`", "'").split()))
+    return _Markup(f"`{text}`" if text else "")
+
+
+def _fenced(text: str, language: str) -> str:
+    """Return a block of code, between fences that the text cannot close and without a mark of ours."""
+    longest = max((len(run) for run in BACKTICKS.findall(text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{printable(text).replace('<!--', '<!-')}\n{fence}"
+
+
+def _plain(value: Any) -> str:
+    """Return text on one line that Markdown shows as it is: names and data of others may hold markup."""
+    return printable(" ".join(MARKUP.sub(_escaped, str(value)).split()))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return html.escape(found[0]) if found[0] in "<>&" else f"\\{found[0]}"
 
 
 def _table(header: Collection[str], rows: Collection[Collection[Any]]) -> str:
@@ -285,7 +314,7 @@ def _table(header: Collection[str], rows: Collection[Collection[Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return " ".join(str(value).replace("|", "\\|").split())
+    return value.replace("|", "\\|") if isinstance(value, _Markup) else _plain(value)
 
 
 @dataclass(frozen=True)

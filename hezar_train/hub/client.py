@@ -282,7 +282,7 @@ def _error_of_status(words: str, error: HfHubHTTPError) -> HubError:
 
 def _retry_after_seconds(error: HfHubHTTPError) -> float:
     value = error.response.headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else 0.0
+    return float(value) if value.isascii() and value.isdigit() else 0.0
 
 
 def _line(error: BaseException) -> str:

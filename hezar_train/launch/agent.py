@@ -28,7 +28,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, printable
 from hezar_train.launch.process import ENDS_ON_PURPOSE, LAUNCHER_PID, REPORTS, STORES, Report, read_report
 
 __all__ = ["launch_group"]
@@ -280,4 +280,4 @@ class _Group(LocalElasticAgent):
 
 
 def _print(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)  # noqa: T201
+    print(printable(words), file=sys.stderr, flush=True)  # noqa: T201

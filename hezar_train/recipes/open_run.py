@@ -145,7 +145,7 @@ def _step_of(config: TrainerConfig, wanted: str, steps: list[int], folder: Path)
         return _best_of(RunLayout.of(config).best, steps)
     if wanted == LAST:
         return None
-    if not wanted.isdigit() or int(wanted) not in steps:
+    if not (wanted.isascii() and wanted.isdigit()) or int(wanted) not in steps:
         raise ConfigError(
             f"there is no checkpoint {wanted!r} in {folder}. There are: best, last, {', '.join(map(str, steps))}."
         )

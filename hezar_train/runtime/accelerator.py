@@ -215,7 +215,7 @@ def processes_asked_for() -> int:
         return 1
     asked = [after for word, after in itertools.pairwise(words) if word == "__num_processes"]
     asked += [word.partition("=")[2] for word in words if word.startswith("__num_processes=")]
-    return int(asked[-1]) if asked and asked[-1].isdigit() else 1
+    return int(asked[-1]) if asked and asked[-1].isdecimal() else 1
 
 
 def _window_and_precision_problems(config: TrainerConfig, runtime: Runtime, *, own: bool) -> Iterator[str]:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from hezar_train.errors import printable
+
 __all__ = ["ERASE_BELOW", "can_draw_on", "columns_of", "fold_lines", "folded", "logger", "make_visible"]
 
 ERASE_BELOW = "\x1b[J"
@@ -65,7 +67,7 @@ class _Console(logging.Handler):
     """Print records to whatever standard error is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text, stream = self.format(record), sys.stderr
+        text, stream = printable(self.format(record)), sys.stderr
         if can_draw_on(stream):
             text = ERASE_BELOW + fold_lines(text, columns_of(stream))
         print(text, file=stream, flush=True)

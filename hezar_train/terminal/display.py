@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from torch import nn
 
 from hezar_train.config import TrainerConfig
+from hezar_train.errors import printable
 from hezar_train.optim import Schedule
 from hezar_train.plan import Plan
 from hezar_train.runtime import Runtime
@@ -127,6 +128,7 @@ def info_table(facts: Mapping[str, str], columns: int = 80) -> Table:
 def print_facts(facts: Mapping[str, str], stream: TextIO | None = None) -> None:
     """Print facts: a table on a terminal, aligned plain lines elsewhere."""
     stream = sys.stdout if stream is None else stream
+    facts = {printable(name): printable(str(value)) for name, value in facts.items()}
     if can_draw_on(stream):
         send(stream, Painter(stream).paint(info_table(facts, columns_of(stream))))
         return

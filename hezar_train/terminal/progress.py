@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, SupportsFloat, TextIO
 
+from hezar_train.errors import printable
 from hezar_train.runtime.console import ERASE_BELOW, columns_of, fold_lines
 from hezar_train.terminal.display import Painter, can_draw_on, send
 
@@ -127,6 +128,7 @@ class Progress:
         """Print a line, above the bar if there is one; a terminal gets it folded between words."""
         if not self.enabled:
             return
+        message = printable(message)
         if self.is_terminal:
             message = fold_lines(message, columns_of(self._stream))
         if self._painter is None:

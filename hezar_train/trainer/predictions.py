@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -83,9 +84,9 @@ class PredictionFile:
             )
         if path.suffix == ".parquet":
             _datasets()  # better missed now than after the last prediction
-        self._path, self._temporary = path, path.with_name(f".{path.name}.tmp")
+        self._path, self._temporary = path, path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = self._temporary.open("w", encoding="utf-8")
+        self._file: TextIO = self._temporary.open("x", encoding="utf-8")
 
     def add(self, number: int, value: Any) -> None:
         """Write one prediction."""

@@ -20,7 +20,7 @@ from torch import nn
 from hezar_train.checkpoint import Checkpoint, RunLock, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import TrainingInterrupted
-from hezar_train.events import FAILED, FINISHED, INTERRUPTED, EventStorage
+from hezar_train.events import FAILED, FEWER_ROWS, FINISHED, INTERRUPTED, EventStorage
 from hezar_train.hooks.signals import StopFlag
 from hezar_train.hub import HubRecord, Pusher, PushTarget
 from hezar_train.loop import Fit, HookSet, Loop, Moment, Verbs
@@ -305,7 +305,9 @@ class RunSession:
         finally:
             if self.runtime.is_main:
                 end |= {"time": time.time(), "step": self.state.global_step}
-                self.folder.amend_start({"seconds": self.actions.spent.split(), "end": end})
+                fewer = getattr(self.setup.source, FEWER_ROWS, None)  # sources of streams do not compare
+                noted = {} if fewer is None else {FEWER_ROWS: list(fewer)}
+                self.folder.amend_start({"seconds": self.actions.spent.split(), "end": end, **noted})
 
 
 def pusher_of(config: TrainerConfig, folder: RunFolder) -> Pusher | None:
