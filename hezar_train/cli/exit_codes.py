@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -55,6 +56,13 @@ Exit codes:
 
 PROGRAM = "hezar-train"
 ERROR_MARK = "error: "
+UNEXPECTED = "This was not expected."
+NO_RIGHT = "You have no right to read or write it, which says nothing of what is in it. Change its rights or owner."
+NO_SPACE = "Nothing could be written there. Free some space, or name a folder on another disk."
+OF_THE_SYSTEM = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), NO_RIGHT),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), NO_SPACE),
+}
 DEBUG = "hezar_train.debug"
 SHIPPED_RECIPES = "_recipes"
 EXITED_WITHIN = (
@@ -97,11 +105,17 @@ class Commands(click.Group):
                 raise
             show_error(EXITED_WITHIN)
             ctx.exit(EXIT_FAILED)
+        except OSError as error:
+            if error.errno not in OF_THE_SYSTEM or _own_place(error.__traceback__) or ctx.find_root().meta.get(DEBUG):
+                raise
+            about = "" if error.filename is None else f"{error.filename}: "
+            show_error(f"{about}{error.strerror}. {OF_THE_SYSTEM[error.errno]}")
+            ctx.exit(EXIT_FAILED)
         except HezarTrainError as error:
             if ctx.find_root().meta.get(DEBUG):
                 echo(traceback.format_exc(), err=True, nl=False)
             else:
-                show_error(str(error))
+                show_error("\n".join([str(error), *_notes(error)]))
             ctx.exit(_exit_code(error))
 
 
@@ -145,19 +159,38 @@ def folded(words: str, width: int) -> str:
 def show_unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an error that nobody expected: what, where in the user's own code, and where the whole traceback is."""
     lines = [f"{kind.__name__}: {error}"]
-    if (place := _place(trace)) is not None:
+    told, own = _notes(error), _own_place(trace)
+    if (place := own if told or own else _place(trace)) is not None:
         shown = os.path.relpath(place.filename) if Path(place.filename).is_relative_to(Path.cwd()) else place.filename
         lines.append(f"  in {shown}, line {place.lineno}, {place.name}:")
         lines.append(f"    {place.line}")
     kept = _keep(kind, error, trace)
     where = "" if kept is None else f" The traceback is in {kept}."
-    lines.append(f"This was not expected.{where} --debug shows it here.")
+    lines += told
+    cause = "This came from the code or the data of the recipe: correct it there." if told or own else UNEXPECTED
+    lines.append(f"{cause}{where} --debug shows it here.")
     show_error("\n".join(lines))
 
 
 def is_main_process() -> bool:
     """Tell whether this process speaks for all of its group."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return what was noted where an error passed: the sample, the batch, the worker."""
+    return [line for note in getattr(error, "__notes__", ()) for line in str(note).splitlines()]
+
+
+def _own_place(trace: TracebackType | None) -> traceback.FrameSummary | None:
+    """Return the last line of the user's own code, if what it called was no longer ours."""
+    package = Path(__file__).parents[1]
+    for frame in reversed(traceback.extract_tb(trace)):
+        if _is_own(frame.filename):
+            return frame
+        if Path(frame.filename).is_relative_to(package):
+            return None
+    return None
 
 
 def _place(trace: TracebackType | None) -> traceback.FrameSummary | None:
@@ -174,7 +207,7 @@ def _is_own(filename: str) -> bool:
     if path.name == PROGRAM:  # the script that pip makes, wherever it lies
         return False
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return path.is_file() and not any(path.is_relative_to(folder) for folder in libraries)
+    return os.path.isfile(path) and not any(path.is_relative_to(folder) for folder in libraries)
 
 
 def _keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str | None:

@@ -10,6 +10,7 @@ The modules:
     fetch       from indices to batches, in this process or in workers
     seeding     the seed of every sample and every step
     collators   from samples to a batch
+    failures    errors of a user's own dataset or collator, with the sample they are about
 """
 
 from hezar_train.data.collators import (
@@ -21,6 +22,7 @@ from hezar_train.data.collators import (
     TextPaddingDataCollator,
     default_collator,
 )
+from hezar_train.data.failures import form_of, note_samples
 from hezar_train.data.loader import collator_for, is_stream, open_source
 from hezar_train.data.sampler import Permutation, RangedSampler
 from hezar_train.data.seeding import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
@@ -45,8 +47,10 @@ __all__ = [
     "collator_for",
     "cut_window",
     "default_collator",
+    "form_of",
     "is_splits",
     "is_stream",
+    "note_samples",
     "open_source",
     "parse_splits",
     "preserved_randomness",

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from hezar_train.data.collators import default_collator
+from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.seeding import sample_seed, seed_python_numpy_torch
 from hezar_train.data.windows import Order, SampleIndices, Window
 
@@ -157,23 +158,22 @@ def _seeded_each_sample(dataset: MapDataset, collate: Collator, seed: int) -> Fe
         samples = []
         for index in indices:
             seed_python_numpy_torch(sample_seed(seed, epoch, int(index)))
-            samples.append(dataset[int(index)])
-        return collate(samples)
+            samples.append(read_sample(dataset, int(index)))
+        return collated(collate, samples, dataset, indices)
 
     return fetch
 
 
 def _seeded_each_batch(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
     """Fetch samples that draw nothing; a user's collator may draw (masks), and then is seeded once a batch."""
-    get_many = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
     may_draw = collate is not default_collator
 
     def fetch(epoch: int, indices: SampleIndices) -> Any:
         numbers = [int(index) for index in indices]
-        samples = get_many(numbers)
+        samples = read_samples(dataset, numbers)
         if may_draw:
             seed_python_numpy_torch(sample_seed(seed, epoch, numbers[0] if numbers else 0))
-        return collate(samples)
+        return collated(collate, samples, dataset, numbers)
 
     return fetch
 
@@ -215,9 +215,9 @@ class WorkerPool:
             raise RuntimeError("the worker pool is closed")
         self._requests.pending = requests
         if self._loader._iterator is not None:  # torch's own mark that the workers run
-            return iter(self._loader)
+            return opened(iter(self._loader))
         with _signals_blocked():
-            return iter(self._loader)
+            return opened(iter(self._loader))
 
     def close(self) -> None:
         """End the workers, also where an abandoned pass still holds the loader's iterator."""
@@ -246,7 +246,10 @@ class _FetchedBatches:
 
     def __getitems__(self, request: tuple[int, SampleIndices]) -> Any:
         epoch, indices = request
-        return self._fetch(epoch, indices)
+        try:
+            return self._fetch(epoch, indices)
+        except Exception as error:  # noqa: BLE001 - raised again in the main process, with the user's own lines
+            return WorkerFailure.of(error)
 
 
 def identity(batch: Any) -> Any:

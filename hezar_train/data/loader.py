@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 
 from hezar_train.data.collators import default_collator
+from hezar_train.data.failures import form_of
 from hezar_train.data.fetcher import Collator, MapDataset, WindowFetcher, batch_fetcher, identity
 from hezar_train.data.sampler import Indices, RangedSampler
 from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSource, has_equal_shards
@@ -67,7 +68,13 @@ def is_stream(data: Any) -> bool:
 
 def collator_for(data: Any, collate: Collator | None) -> Collator:
     """Choose the collator: the one given, else the dataset's own, else the default."""
-    return collate or getattr(data, "data_collator", None) or default_collator
+    chosen = collate or getattr(data, "data_collator", None) or default_collator
+    if not callable(chosen):
+        raise DataError(
+            f"the data_collator is {form_of(chosen)}; expected a function, or an object that can be called, that makes "
+            "a batch of a list of samples. Pass one, or none for the usual."
+        )
+    return chosen
 
 
 def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:

@@ -85,7 +85,7 @@ def _entries(data: Mapping[str, Any]) -> dict[str, Any]:
         is_loader = isinstance(value, DataLoader)
         dataset: Any = value.dataset if is_loader else value
         entries[f"{split}_data"], entries[f"{split}_loader"] = (None, value) if is_loader else (value, None)
-        entries[f"num_{split}_data"] = len(dataset) if hasattr(dataset, "__len__") else 0 if value is None else None
+        entries[f"num_{split}_data"] = 0 if value is None else _length(dataset)
     return entries
 
 
@@ -127,7 +127,15 @@ def _dataset_or_loader(split: str, value: Any) -> tuple[Any, DataLoader[Any] | N
 
 
 def _length(data: Any) -> int | None:
-    return len(data) if hasattr(data, "__len__") else None
+    if isinstance(data, type):
+        name = data.__name__
+        raise DataFormError(f"the data is the class {name}; expected a dataset. Make one: {name}(...)")
+    try:
+        return len(data) if hasattr(data, "__len__") else None
+    except Exception as error:
+        words = "its __len__ must return a whole number, 0 or more"
+        error.add_note(f"This was raised while the length of {type(data).__name__} was asked for: {words}.")
+        raise
 
 
 class ArrayDataset(Dataset[Any]):

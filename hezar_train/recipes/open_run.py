@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hezar_train.checkpoint.manifest import read_best_step
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import CheckpointError, ConfigError, DataError, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, DataError, HezarTrainError, choices, suggestion
 from hezar_train.recipes.build import build_recipe, refuse_changed_recipe
 from hezar_train.recipes.recipe import RECIPE_NAME, LoadedRecipe
 from hezar_train.run_layout import RunLayout
@@ -78,7 +78,17 @@ class OpenRun:
 
     def predict(self, given: list[Any]) -> list[Any]:
         """Predict for texts, paths or JSON values, in their order; classes come by their names, if they have any."""
-        found: Any = self.trainer.predict(Inputs(given, self.make_reader()))
+        inputs = Inputs(given, self.make_reader())
+        try:
+            found: Any = self.trainer.predict(inputs)
+        except WRONG_INPUT as error:
+            if isinstance(error, HezarTrainError):
+                raise
+            noted = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+            raise DataError(
+                f"the model cannot predict for what was given: {type(error).__name__}: {error}. Expected inputs of the "
+                f"form that it was trained on.{noted}"
+            ) from error
         return [self._named(value) for value in found]
 
     def _named(self, value: Any) -> Any:
@@ -245,6 +255,8 @@ def _json_lines(path: Path) -> Iterator[Any]:
                 yield _plain_input(json.loads(line), path.parent)
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}, line {number} is not JSON: {error.msg}") from error
+            except RecursionError as error:
+                raise DataError(f"{path}, line {number} is nested too deeply; expected a plain JSON value.") from error
 
 
 def _plain_input(value: Any, folder: Path) -> Any:

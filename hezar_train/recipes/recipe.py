@@ -108,6 +108,8 @@ class Recipe:
                 "what trains them: Recipe(..., trainer_class=...), a subclass of MultiModelTrainer."
             )
         make: Callable[..., Trainer] = self.trainer_class or Trainer
+        if not callable(make):
+            raise ConfigError(f"trainer_class is a {type(make).__name__}; expected a class made of hezar_train.Trainer")
         trainer = make(
             config, self.model, self.train_dataset, self.eval_dataset, data_collator=self.data_collator,
             preprocessor=self.preprocessor, metrics_handler=self.metrics_handler,
@@ -348,6 +350,8 @@ def _build(source: Path) -> ast.arguments:
         raise ConfigError(f"{source}: cannot be read as Python: {error}") from error
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "build":
+            if node.args.posonlyargs:
+                raise ConfigError(f"{source}: build() takes options by position only; expected names. Remove the '/'.")
             return node.args
     raise ConfigError(f"{source}: expected a function build(**options) that returns a hezar_train.Recipe")
 

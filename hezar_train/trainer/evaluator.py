@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from hezar_train.checkpoint import unwrap
-from hezar_train.data import Source, Window, preserved_randomness, seed_device, step_seed, without_filler
+from hezar_train.data import Source, Window, note_samples, preserved_randomness, seed_device, step_seed, without_filler
 from hezar_train.errors import ConfigError, DataError, HookError, TrainingInterrupted
 from hezar_train.events import EventStorage
 from hezar_train.hooks import StopFlag
@@ -328,7 +328,11 @@ class EvaluationSteps:
 
     def forward(self, ctx: Context) -> None:
         """Run the model and its loss on the batch."""
-        ctx.outputs = self._evaluation_step(ctx.batch)
+        try:
+            ctx.outputs = self._evaluation_step(ctx.batch)
+        except Exception as error:
+            note_samples(error, ctx.step.window, ctx.step.batch_in_window)
+            raise
 
     def measure(self, ctx: Context) -> None:
         """Add the batch to the sums; they stay on the device."""

@@ -19,12 +19,20 @@ import torch
 from torch import nn
 
 from hezar_train.checkpoint import unwrap
-from hezar_train.data import Window, batch_length
-from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.data import Window, batch_length, form_of
+from hezar_train.errors import ConfigError, DataError, HezarTrainError, choices, suggestion
 from hezar_train.loop import Context
 from hezar_train.metrics import IGNORED_LABEL
 from hezar_train.optim.lookup import import_dotted, is_dotted
 from hezar_train.runtime import Processes
+from hezar_train.trainer.loss_refusals import (
+    REFUSED_BY_LOSS,
+    no_loss_tensor,
+    refuse_broadcast,
+    refuse_no_tensor,
+    refused_loss,
+    usable_criterion,
+)
 from hezar_train.types import TaskType
 
 __all__ = [
@@ -51,33 +59,58 @@ class ModelRunner:
     def __init__(self, model: nn.Module, criterion: Callable[..., torch.Tensor] | None) -> None:
         unwrapped = unwrap(model)
         self._model, self._criterion = model, criterion
-        self._parameters = inspect.signature(unwrapped.forward).parameters
+        self._signature = inspect.signature(unwrapped.forward)
+        self._parameters = self._signature.parameters
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
         self._accepted: dict[tuple[str, ...], list[str] | None] = {}
         self._own_loss = getattr(unwrapped, "compute_loss", None)
-        self._own_loss_names = _names_of(self._own_loss)
+        self._own_loss_names, self._own_loss_needs = _names_of(self._own_loss), _needs_of(self._own_loss)
 
     def forward(self, batch: Any) -> dict[str, Any]:
         """Run the model on a batch; return its outputs as a new dict, a bare tensor under "logits"."""
         if isinstance(batch, list | tuple) and batch:
-            return as_outputs(self._model(*batch[:-1] if len(batch) > 1 else batch))
+            return self._call(batch, *batch[:-1] if len(batch) > 1 else batch)
         if isinstance(batch, torch.Tensor):
-            return as_outputs(self._model(batch))
+            return self._call(batch, batch)
         if isinstance(batch, Mapping):
-            return as_outputs(self._model(**self._arguments(batch)))
+            return self._call(batch, **self._arguments(batch))
         raise DataError(
             f"a batch of type {type(batch).__name__} was given; expected a mapping of the model's arguments, a "
             "tensor, or a tuple (inputs..., labels). Change what the data_collator returns."
         )
+
+    def _call(self, batch: Any, /, *inputs: Any, **named: Any) -> dict[str, Any]:
+        try:
+            outputs = self._model(*inputs, **named)
+        except Exception as error:
+            self._tell_of(batch, error, inputs)
+            raise
+        return as_outputs(outputs)
+
+    def _tell_of(self, batch: Any, error: Exception, inputs: tuple[Any, ...]) -> None:
+        """Note what the model was called with; refuse a batch of more or fewer parts than it takes."""
+        name = type(unwrap(self._model)).__name__
+        if inputs and isinstance(error, TypeError) and not _can_take(self._signature, len(inputs)):
+            raise DataError(
+                f"the batch is {form_of(batch)}, so that {name}.forward{self._signature} is called with {len(inputs)} "
+                "inputs. Expected a tuple (inputs..., labels) or a mapping: change the dataset or the data_collator."
+            ) from error
+        if not isinstance(error, HezarTrainError):
+            error.add_note(
+                f"This was raised while the model {name} was called with a batch that is {form_of(batch)}. If that is "
+                "not what it takes, change the dataset or the data_collator."
+            )
 
     def loss(self, outputs: Mapping[str, Any], labels: Any, others: Mapping[str, Any]) -> torch.Tensor:
         """Return the loss: the model's `compute_loss`, else the criterion, else what the model returned."""
         if self._own_loss is not None:
             known = {**others, **outputs, "labels": labels}
             names = self._own_loss_names
-            found: torch.Tensor = self._own_loss(**{k: v for k, v in known.items() if names is None or k in names})
+            given = {key: value for key, value in known.items() if names is None or key in names}
+            self._refuse_missing(given)
+            found: torch.Tensor = self._own_loss(**given)
         elif self._criterion is not None:
-            found = self._criterion(*_fitted(_logits(outputs), labels, self._criterion))
+            found = _compared(self._criterion, _logits(outputs), labels)
         elif outputs.get("loss") is not None:
             found = outputs["loss"]
         else:
@@ -85,7 +118,22 @@ class ModelRunner:
                 f"no loss: the model has no compute_loss(), returned no 'loss' (it returned: {choices(outputs)}), and "
                 "criterion is not set. Set criterion='CrossEntropyLoss' (any loss of torch.nn), or return a loss."
             )
+        if not isinstance(found, torch.Tensor):
+            raise no_loss_tensor(self._source_of_loss(), found)
         return found if found.ndim == 0 else found.mean()
+
+    def _refuse_missing(self, given: Mapping[str, Any]) -> None:
+        """Raise if the model's own loss needs what neither the batch nor the outputs have."""
+        if missing := self._own_loss_needs - given.keys():
+            raise DataError(
+                f"the model's compute_loss() needs {choices(missing)}, which neither the batch nor the outputs have. "
+                f"There are: {choices(given)}. Return it from forward(), add it to the samples, or give it a default."
+            )
+
+    def _source_of_loss(self) -> str:
+        if self._own_loss is not None:
+            return "the model's compute_loss()"
+        return "the model's outputs" if self._criterion is None else "the criterion"
 
     def _arguments(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._takes_all:
@@ -150,10 +198,33 @@ def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"criterion={name!r} cannot be imported: {error}") from error
-    loss = found() if isinstance(found, type) else found
-    if not callable(loss):
-        raise ConfigError(f"criterion={name!r} is of type {type(loss).__name__}. Expected a loss that can be called.")
-    return loss  # type: ignore[no-any-return]
+    return usable_criterion(f"criterion={name!r}", found)
+
+
+def _compared(criterion: Callable[..., torch.Tensor], logits: Any, labels: Any) -> torch.Tensor:
+    """Return the criterion's loss, or say why there is none."""
+    logits, labels = _fitted(logits, labels, criterion)
+    refuse_broadcast(criterion, logits, labels)
+    try:
+        return criterion(logits, labels)
+    except REFUSED_BY_LOSS as error:
+        if _is_torchs(criterion):
+            raise refused_loss(criterion, logits, labels, error) from error
+        error.add_note(f"This was raised by the criterion for logits ({form_of(logits)}), labels ({form_of(labels)}).")
+        raise
+
+
+def _is_torchs(criterion: object) -> bool:
+    module = type(criterion).__module__ if isinstance(criterion, nn.Module) else getattr(criterion, "__module__", None)
+    return str(module).partition(".")[0] in {"torch", "None", "builtins"}
+
+
+def _can_take(signature: inspect.Signature, num_inputs: int) -> bool:
+    try:
+        signature.bind(*[None] * num_inputs)
+    except TypeError:
+        return False
+    return True
 
 
 def _logits(outputs: Mapping[str, Any]) -> torch.Tensor:
@@ -166,6 +237,7 @@ def _fitted(logits: torch.Tensor, labels: Any, criterion: object) -> tuple[torch
     """Bring logits and labels to the shapes that losses expect."""
     if labels is None:
         raise DataError("criterion is set, but the batch has no labels. Put them under 'labels', or last in the tuple.")
+    refuse_no_tensor(logits, labels)
     if isinstance(criterion, nn.CrossEntropyLoss) and logits.ndim > 2 and labels.ndim == logits.ndim - 1:
         return logits.flatten(0, -2), labels.flatten()
     if logits.ndim == labels.ndim + 1 and logits.shape[-1] == 1:
@@ -181,6 +253,13 @@ def _names_of(function: Callable[..., Any] | None) -> frozenset[str] | None:
         return frozenset()
     parameters = inspect.signature(function).parameters
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else frozenset(parameters)
+
+
+def _needs_of(function: Callable[..., Any] | None) -> frozenset[str]:
+    """Return the arguments that a function has no default for."""
+    parameters = inspect.signature(function).parameters.values() if function is not None else ()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
 
 
 LABEL_TASKS = {TaskType.SEQUENCE_LABELING, TaskType.MASK_FILLING, TaskType.TEXT_GENERATION, TaskType.LANGUAGE_MODELING}
@@ -309,4 +388,6 @@ def find_regularizer(name: str | None) -> Regularizer | None:
             f"{suggestion(name, _REGISTERED)} Use register_regularizer(name, function) or a dotted path."
         )
     found: Regularizer = import_dotted(name, setting="regularizer")
+    if not callable(found):
+        raise ConfigError(f"regularizer={name!r} is of type {type(found).__name__}; expected a function of a context.")
     return found

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hezar_train.data import Window, seed_device, step_seed
+from hezar_train.data import Window, note_samples, seed_device, step_seed
 from hezar_train.errors import DataError, HookError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
@@ -134,9 +134,13 @@ class TrainStep:
         if self._world > 1:
             SyncedBatchNorm.skips = step.window.is_filler(step.batch_in_window)
         with self._autocast():
-            outputs = self._verbs.forward(batch)
-            step.outputs = outputs = outputs if isinstance(outputs, dict) else as_outputs(outputs)
-            step.loss = self._verbs.compute_loss(outputs, labels_of(batch), **others_of(batch))
+            try:
+                outputs = self._verbs.forward(batch)
+                step.outputs = outputs = outputs if isinstance(outputs, dict) else as_outputs(outputs)
+                step.loss = self._verbs.compute_loss(outputs, labels_of(batch), **others_of(batch))
+            except Exception as error:
+                note_samples(error, step.window, step.batch_in_window)
+                raise
 
     def regularize(self, ctx: Context) -> None:
         """Set aside what the backward adds to the loss; it is trained on and not logged."""
@@ -254,9 +258,10 @@ class TrainStep:
 
 def _trainable(loss: Any) -> torch.Tensor:
     """Return a loss that has a gradient; anything else would train nothing, silently or with a puzzle."""
-    if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.ndim == 0:
+    if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.ndim == 0 and not loss.is_complex():
         return loss
     form = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+    form = f"{form} and dtype {loss.dtype}" if isinstance(loss, torch.Tensor) and loss.is_complex() else form
     why = " that has no gradient: it was detached, or no trained parameter is in it" if form.endswith("()") else ""
     raise DataError(f"the loss is {form}{why}; expected a single number, as a tensor computed by the model.")
 

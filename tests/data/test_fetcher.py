@@ -265,7 +265,10 @@ class TestWorkers:
         pool = open_pool(pools, Broken())
         with pytest.raises(ValueError, match="sample 13 is broken") as caught:
             answers(pool, [[1], [2], [12, 13], [3]])
-        assert "in __getitem__" in str(caught.value)
+        lines, note = caught.value.__notes__
+        assert lines.startswith("In worker 0 of 2:\n  File ")
+        assert "in __getitem__" in lines
+        assert note.startswith("This was raised while sample 13 of Broken")
         assert answers(pool, [[1], [2]]) == [[1], [2]]
 
     def test_closing_ends_the_workers_even_if_a_pass_is_under_way(self, pools: Any) -> None:

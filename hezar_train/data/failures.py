@@ -1,0 +1,174 @@
+"""Errors of a user's own dataset or collator: which sample it was, of which dataset, in which worker.
+
+An error stays the one that was raised, and gets a note (`add_note`), which tracebacks and the command line show. A
+worker sends its error home with the lines of the user's own code; what ends a worker is told as such.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from hezar_train.data.windows import SampleIndices, Window
+from hezar_train.errors import DataError, HezarTrainError, TrainingInterrupted
+
+__all__ = ["WorkerFailure", "collated", "form_of", "note_samples", "opened", "read_sample", "read_samples"]
+
+MOST_NAMED = 16
+PACKAGE = Path(__file__).parents[1]
+DIED = (
+    "A worker process that reads samples ended by itself: it was killed (often for lack of memory), crashed in a "
+    "library, or the dataset ended the process. num_dataloader_workers=0 reads in the main process, where the cause "
+    "shows; with fewer workers, less memory is needed."
+)
+
+
+def read_sample(dataset: Any, index: int) -> Any:
+    """Return one sample; an error says which one it was."""
+    try:
+        return dataset[index]
+    except TrainingInterrupted:
+        raise
+    except (StopIteration, SystemExit) as end:
+        raise DataError(
+            f"sample {index} of {_name(dataset)}: its __getitem__ ended with {type(end).__name__}; expected a sample, "
+            "or an error that says what is wrong. Look for next() or sys.exit() there."
+        ) from end
+    except HezarTrainError:
+        raise
+    except Exception as error:
+        beyond = " Is its length right?" if isinstance(error, IndexError) else ""
+        error.add_note(f"This was raised while sample {index} of {_name(dataset)} was read.{beyond}")
+        raise
+
+
+def read_samples(dataset: Any, indices: list[int]) -> Any:
+    """Return several samples at once, where a dataset offers that."""
+    get_many = getattr(dataset, "__getitems__", None)
+    if get_many is None:
+        return [read_sample(dataset, index) for index in indices]
+    try:
+        return get_many(indices)
+    except Exception as error:
+        error.add_note(f"This was raised while the samples {_listed(indices)} of {_name(dataset)} were read.")
+        raise
+
+
+def collated(collate: Callable[[list[Any]], Any], samples: Any, dataset: Any, indices: SampleIndices) -> Any:
+    """Make a batch of samples; an error says which samples they were, in their order."""
+    try:
+        return collate(samples)
+    except Exception as error:
+        own = getattr(collate, "__name__", type(collate).__name__)
+        error.add_note(
+            f"This was raised while {own} made a batch of the samples {_listed(indices)} (in this order) of "
+            f"{_name(dataset)}."
+        )
+        raise
+
+
+def form_of(value: Any) -> str:
+    """Say in an error what kind and shape of thing a value is."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        shape = "x".join(map(str, value.shape)) or "a single number"
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {shape}" if value.shape else f"{shape}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {form_of(each)}" for key, each in list(value.items())[:MOST_NAMED]) + "}"
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(each, str) for each in value):
+            return f"{len(value)} texts"
+        return f"{type(value).__name__} of {len(value)} ({'; '.join(form_of(each) for each in value[:4])})"
+    return "a text" if isinstance(value, str) else "None" if value is None else f"a {type(value).__name__}"
+
+
+def note_samples(error: Exception, window: Window, number: int) -> None:
+    """Note of which samples the batch of so high a number in its window was made, where their numbers are known."""
+    if number < len(window.indices):
+        error.add_note(f"The batch held the samples {_listed(window.indices[number])}.")
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """An error on its way from a worker to the main process."""
+
+    rebuild: tuple[Any, tuple[Any, ...]] | None
+    words: str
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, error: BaseException) -> WorkerFailure:
+        """Take down an error with the lines of the user's own code that led to it."""
+        worker = get_worker_info()
+        place = "" if worker is None else f"In worker {worker.id} of {worker.num_workers}:\n"
+        notes = (place + "".join(_own_lines(error)), *getattr(error, "__notes__", ()))
+        return cls(_recipe_of(error), f"{type(error).__name__}: {error}", notes)
+
+    def raise_again(self) -> NoReturn:
+        """Raise the same error here; one that cannot be made again comes as a RuntimeError in its words."""
+        error = self._made_again()
+        for note in self.notes:
+            error.add_note(note.rstrip())
+        raise error
+
+    def _made_again(self) -> BaseException:
+        if self.rebuild is None:
+            return RuntimeError(self.words)
+        kind, arguments = self.rebuild
+        try:
+            return kind(*arguments)  # type: ignore[no-any-return]
+        except TypeError:  # its constructor takes something else than it keeps
+            return RuntimeError(self.words)
+
+
+def opened(answers: Iterator[Any]) -> Iterator[Any]:
+    """Yield what workers answer; raise what one of them raised."""
+    try:
+        for answer in answers:
+            if isinstance(answer, WorkerFailure):
+                answer.raise_again()
+            yield answer
+    except RuntimeError as error:
+        if "exited unexpectedly" in str(error) or "is killed by signal" in str(error):
+            error.add_note(DIED)
+        raise
+
+
+def _recipe_of(error: BaseException) -> tuple[Any, tuple[Any, ...]] | None:
+    """Return class and arguments, if another process finds the class by its name and the arguments are plain."""
+    reduced: Any = error.__reduce__()
+    kind, arguments = reduced[:2]
+    found = getattr(sys.modules.get(type(error).__module__), type(error).__qualname__, None)
+    is_plain = all(isinstance(each, str | int | float | None) for each in arguments)
+    return (kind, arguments) if found is type(error) and is_plain else None
+
+
+def _own_lines(error: BaseException) -> list[str]:
+    """Return the frames of the user's code and of libraries that it called, without this package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return traceback.format_list([frame for frame in frames if not _is_ours(frame.filename)])
+
+
+def _is_ours(filename: str) -> bool:
+    path = Path(filename)
+    return path.is_relative_to(PACKAGE) and not path.is_relative_to(PACKAGE / "_recipes")
+
+
+def _name(dataset: Any) -> str:
+    """Name a dataset by its class and length, if it tells one."""
+    try:
+        return f"{type(dataset).__name__} ({len(dataset)} samples)"
+    except (TypeError, ValueError, NotImplementedError):
+        return type(dataset).__name__
+
+
+def _listed(indices: SampleIndices) -> str:
+    named = ", ".join(str(int(index)) for index in indices[:MOST_NAMED])
+    return named if len(indices) <= MOST_NAMED else f"{named} and {len(indices) - MOST_NAMED} more"

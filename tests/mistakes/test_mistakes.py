@@ -1,0 +1,156 @@
+"""What users do wrong, and what they are told: what was given, what was expected, what to do, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TABLE = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text())["mistake"]
+NOBODY = 65534
+
+Answer = tuple[int, str]
+Ask = Callable[..., Answer]
+
+
+def check(answer: Answer, code: int, words: str) -> None:
+    """Hold an answer to its code and its words; it never says that nobody has thought of it."""
+    given, text = answer[0], " ".join(answer[1].split())
+    assert re.search(words, text), text[-600:]
+    assert given == code, text[-600:]
+    assert "This was not expected" not in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", TABLE, ids=[f"{row['kind']}: {row['given']!r}"[:60] for row in TABLE])
+def test_a_mistake_in_a_recipe_or_a_config_is_answered(
+    row: dict[str, Any], ask: Ask, write_recipe: Callable[..., None]
+) -> None:
+    write_recipe(**row.get("parts", {}))
+    check(ask("train", "tiny", *row.get("overrides", [])), row["code"], row["answer"])
+
+
+@pytest.mark.parametrize("value", ["[" * 2000, "{a: " * 3000, "x: [" * 1000])
+def test_a_value_without_end_is_refused(value: str, ask: Ask, write_recipe: Callable[..., None]) -> None:
+    write_recipe()
+    check(ask("train", "tiny", f"metrics={value}"), 2, "cannot be read as YAML")
+
+
+def test_a_label_out_of_range_names_the_samples_of_its_batch(ask: Ask, write_recipe: Callable[..., None]) -> None:
+    write_recipe(get="return torch.ones(2), 7 if i == 3 else 1")
+    check(ask("train", "tiny"), 2, r"the labels hold 7; expected 0 to 1.* The batch held the samples [\d, ]*\b3\b")
+
+
+USES = [
+    (["evaluate", "runs/tiny", "--checkpoint", "²"], 2, r"there is no checkpoint '²' in .*There are: best, last, 4"),
+    (["evaluate", "runs/tiny", "--checkpoint", "99"], 2, r"there is no checkpoint '99'"),
+    (["evaluate", "runs/tiny", "--checkpoint", "-1"], 2, r"there is no checkpoint '-1'"),
+    (["evaluate", "runs/tiny", "--split", "tset"], 2, r"there is no split 'tset'\. This recipe has: "),
+    (["evaluate", "runs/tyni"], 2, r"is not the folder of a run.*Did you mean '.*runs/tiny'\?"),
+    (["evaluate"], 2, r"Missing argument 'RUN'"),
+    (["evaluate", "runs/tiny", "--recipe", "nowhere"], 2, r"nowhere"),
+    (["resume", "nowhere"], 2, r"is not the folder of a run"),
+    (["predict", "runs/tiny", "nothing.txt"], 2, r"nothing\.txt: there is no such file"),
+    (
+        ["predict", "runs/tiny", "wide.txt"],
+        2,
+        r"the model cannot predict for what was given: .*Expected inputs",
+    ),
+    (["predict", "runs/tiny", "words.txt"], 2, r"'two words' cannot be made a sample: ValueError: could not convert"),
+    (["predict", "runs/tiny", "empty.txt"], 2, r"there is nothing to predict for: empty\.txt has no line"),
+    (["predict", "runs/tiny", "bytes.txt"], 2, r"bytes\.txt: cannot be read: .*utf-8"),
+    (["predict", "runs/tiny", "bad.jsonl"], 2, r"bad\.jsonl, line 2 is not JSON"),
+    (["predict", "runs/tiny", "deep.jsonl"], 2, r"deep\.jsonl, line 1 is nested too deeply"),
+    (
+        ["predict", "runs/tiny", "good.txt", "--out", "runs"],
+        2,
+        r"runs. is a directory|it is a folder",
+    ),
+    (["predict", "runs/tiny", "good.txt", "--out", "/proc/x/y.jsonl"], 2, r"/proc/x/y\.jsonl cannot be written"),
+    (["train", "nosuchrecipe"], 2, r"nosuchrecipe"),
+    (["train", "tiny", "--batch-size", "3"], 2, r"No such option '--batch-size'.*batch_size=VALUE"),
+    (["find-lr", "tiny", "--num-steps", "1"], 2, r"1 is not in the range x>=2"),
+    (["config", "explain", "learningrate"], 2, r"'learningrate' is not a field\. Did you mean 'learning_rate'\?"),
+    (["config", "validate", "nothing.yaml"], 2, r"nothing\.yaml: there is no such file"),
+    (["runs", "nowhere"], 2, r"there is no folder nowhere|'nowhere' does not exist"),
+    (["report", "nowhere"], 2, r"nowhere"),
+    (["nosuchcommand"], 2, r"No such command 'nosuchcommand'"),
+]
+FILES = {
+    "wide.txt": b"1 2 3\n",
+    "words.txt": b"two words\n",
+    "good.txt": b"1 2\n",
+    "empty.txt": b"\n \n",
+    "bytes.txt": b"\xff\xfe\x00\n",
+    "bad.jsonl": b'"1 2"\n{"text":\n',
+    "deep.jsonl": b"[" * 100_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize(("command", "code", "words"), USES, ids=[" ".join(use[0]) for use in USES])
+@pytest.mark.usefixtures("trained")
+def test_a_wrong_use_of_a_run_is_answered(command: list[str], code: int, words: str, ask: Ask) -> None:
+    for name, content in FILES.items():
+        Path(name).write_bytes(content)
+    check(ask(*command), code, words)
+
+
+def as_nobody(ask: Ask, *arguments: str) -> Answer:
+    """Ask as a user without rights, in a child: who reads everything cannot be told that something is unreadable."""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writing, json.dumps(ask(*arguments)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answered:
+        text = answered.read()
+    os.waitpid(child, 0)
+    code, words = json.loads(text)
+    return code, words
+
+
+RIGHTS = [
+    ("runs/tiny/checkpoints", ["evaluate", "runs/tiny", "--trust"], r"[Pp]ermission denied|no right", (1, 2)),
+    ("runs/tiny/train_config.yaml", ["evaluate", "runs/tiny"], r"[Pp]ermission denied|no right", (1, 2)),
+    ("recipes/tiny/recipe.py", ["train", "tiny"], r"[Pp]ermission denied|no right", (1, 2)),
+    ("runs/tiny", ["runs"], r"left out: .*[Pp]ermission denied|no right", (0, 1, 2)),
+    ("good.txt", ["predict", "runs/tiny", "good.txt"], r"'good\.txt' is not readable", (1, 2)),
+]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody without rights")
+@pytest.mark.parametrize(("closed", "command", "words", "codes"), RIGHTS, ids=[row[0] for row in RIGHTS])
+@pytest.mark.usefixtures("trained")
+def test_no_right_to_read_is_said_and_is_no_damage(
+    closed: str, command: list[str], words: str, codes: tuple[int, ...], ask: Ask, open_to_all: None
+) -> None:
+    Path("good.txt").write_text("1 2\n")
+    Path(closed).chmod(0)
+    code, text = as_nobody(ask, *command)
+    Path(closed).chmod(0o755)
+    assert re.search(words, text), text[-800:]
+    assert code in codes, text[-1500:]
+    assert "damaged" not in text
+    assert "This was not expected" not in text
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_removed_recipe_is_asked_for(ask: Ask) -> None:
+    shutil.rmtree("recipes")
+    check(
+        ask("evaluate", "runs/tiny"),
+        2,
+        r"the recipe of .*tiny was .*and is not there any more.*--recipe",
+    )
