@@ -40,6 +40,7 @@ from hezar_train.checkpoint.manifest import (
     write_file_durably,
 )
 from hezar_train.checkpoint.modules import load_module_state, module_names, unwrap
+from hezar_train.checkpoint.optimizer_state import refuse_other_shapes
 from hezar_train.checkpoint.shard_files import (
     FILES,
     Box,
@@ -325,6 +326,7 @@ def load_shards(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer |
     state = unpack(packed, source.optimizer(tensor_names(packed), parameters))
     try:
         _refuse_other_groups(state, optimizer)
+        refuse_other_shapes(state, optimizer)
         optimizer.load_state_dict(state)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(

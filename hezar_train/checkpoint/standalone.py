@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, make_folder_durably
 from hezar_train.checkpoint.modules import load_module_state
+from hezar_train.checkpoint.optimizer_state import refuse_other_shapes
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents, put_back, write_checkpoint
 from hezar_train.checkpoint.weights import WeightReport, initial_weights
 from hezar_train.config.files import write_atomically
@@ -127,9 +129,18 @@ class Checkpointer:
             logger.warning("%s: left as it is", message)
         for name in wanted:
             if name not in missing:
-                self.checkpointables[name].load_state_dict(states[name])
+                self._give_back(name, states[name], checkpoint.path)
         given: dict[str, Any] = extra.get("given", {})
         return given
+
+    def _give_back(self, name: str, state: Any, path: Path) -> None:
+        owner = self.checkpointables[name]
+        if isinstance(owner, Optimizer):
+            try:
+                refuse_other_shapes(state, owner)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise CheckpointError(f"the state of {name!r} in {path} does not fit it: {error}") from error
+        owner.load_state_dict(state)
 
     def _folder(self, name: str) -> Path:
         if not is_inside(name) or name.startswith(".") or name == TAG_FILE or Path(name).name != name:

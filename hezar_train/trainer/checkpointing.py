@@ -32,6 +32,7 @@ from hezar_train.checkpoint import (
     unwrap,
 )
 from hezar_train.checkpoint.manifest import read_best_step
+from hezar_train.checkpoint.optimizer_state import refuse_other_shapes
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, to_yaml
 from hezar_train.data import Source
@@ -181,6 +182,8 @@ class Checkpointing:
         """Give hooks the state that the checkpoint has for them, those included that are added after it was read."""
         for name, hook in self._named_hooks():
             if name in self._hook_states and any(hook is one for one in hooks):
+                if isinstance(kept := getattr(hook, "kept", None), Optimizer):
+                    refuse_other_shapes(self._hook_states[name], kept)
                 hook.load_state_dict(self._hook_states[name])
 
     def _take_up_measuring(self) -> None:

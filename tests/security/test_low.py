@@ -15,19 +15,21 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import hezar_train.cli
 from hezar_train import Trainer, TrainerConfig
+from hezar_train.checkpoint import Checkpointer
 from hezar_train.cli.main import root
-from hezar_train.errors import ConfigError, HezarTrainError, printable
+from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, printable
 from hezar_train.hub.card import RunFacts, render_card
 from hezar_train.hub.client import _retry_after_seconds
 from hezar_train.hub.layout import SavedRun
 from hezar_train.runtime.console import make_visible
 from hezar_train.terminal import Progress, print_facts
 from hezar_train.trainer.predictions import PredictionFile
-from tests.security.hostile import data, make_trainer
+from tests.security.hostile import data, make_trainer, sealed
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 RECIPE = """\
@@ -271,3 +273,34 @@ def test_every_error_is_shown_without_escapes() -> None:
     assert code == 1
     assert "bad" in output
     assert "\x1b" not in output
+
+
+# Optimizers
+
+
+def with_average_of(checkpoint: Path, shape: tuple[int, ...]) -> None:
+    path = checkpoint / "optimizer.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    save_file({**tensors, "state.0.exp_avg": torch.zeros(shape)}, path, {"format": "pt", "complex128": "[]"})
+    sealed(checkpoint)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (2, 1), ()])
+def test_an_average_of_another_size_than_its_parameter_is_refused(run: Path, shape: tuple[int, ...]) -> None:
+    for checkpoint in (run / "checkpoints").glob("[0-9]*"):
+        with_average_of(checkpoint, shape)
+    with pytest.raises(CheckpointError, match="exp_avg of a parameter of shape"):
+        make_trainer(run, resume_from_checkpoint=True, num_epochs=3).train()
+
+
+def test_an_optimizer_of_ones_own_loop_takes_no_average_of_another_size(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    for kept in optimizer.state.values():
+        kept["exp_avg"] = torch.zeros(1)
+    checkpointer = Checkpointer(model, tmp_path, optimizer=optimizer)
+    checkpointer.save("one")
+    with pytest.raises(CheckpointError, match="exp_avg of a parameter of shape"):
+        checkpointer.load("one")
