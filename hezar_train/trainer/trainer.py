@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Source, Splits, batch_length, seed_device
-from hezar_train.errors import DataError, HookError, HookTypeError
+from hezar_train.errors import ConfigError, DataError, HookError, HookTypeError, choices
 from hezar_train.events import EventStorage, EventWriter, is_same_number, load_csv
 from hezar_train.hooks.periodic import Checkpointed
 from hezar_train.hub import PushNames, PushOutcome
@@ -317,9 +317,15 @@ class Trainer:
     def _keep_own_optimizers(self) -> None:
         """Keep the optimizers that a user has made as attributes, and what they train, in every checkpoint."""
         known = [hook.kept for hook in self.parts.checkpointing.hooks if isinstance(hook, Checkpointed)]
-        for name, one in kept_attributes(self, self.optimizer).items():
-            if not any(one is other for other in known):
-                self.register_for_checkpointing(f"attribute.{name}", one)
+        found = kept_attributes(self, self.optimizer)
+        found = {name: one for name, one in found.items() if not any(one is other for other in known)}
+        if found and self.runtime.num_processes > 1:
+            raise ConfigError(
+                f"{choices(found)} of the trainer would see the gradients of one process alone, and "
+                f"{self.runtime.num_processes} were started. Train on one, or let one optimizer have all parameters."
+            )
+        for name, one in found.items():
+            self.register_for_checkpointing(f"attribute.{name}", one)
 
     def evaluate(
         self, eval_dataset: Any = None, hooks_set: HookSet | None = None, *, target_data_split_name: str | None = None

@@ -14,6 +14,7 @@ from ranks import on_ranks, outcomes_on
 
 from hezar_train import Hook, Trainer
 from hezar_train.compat import lernomatic
+from hezar_train.errors import ConfigError
 from hezar_train.types import Mode
 
 
@@ -285,8 +286,28 @@ class PlainSteps(HezarSteps):
 @pytest.mark.parametrize("kind", [HezarSteps, PlainSteps])
 def test_steps_of_ones_own_are_those_of_one_process(kind: type[Trainer], tmp_path: Path) -> None:
     def work() -> Any:
-        trainer = build("short last window", tmp_path, kind=kind, resume_from_checkpoint=False)
+        sizes = (
+            {"batch_size": 12} if kind is PlainSteps else {}
+        )  # an update of one micro-batch; the last has one sample
+        trainer = build("short last window", tmp_path, kind=kind, **sizes)
         trainer.train()
         return [trainer.state.loss_tracker_avg, trainer.state.update_step], weights_of(trainer)
 
     assert_as_alone(work)
+
+
+class TwoOptimizers(Trainer):
+    """Has an optimizer of its own beside the trainer's."""
+
+    def build_hooks(self) -> list[Hook | None]:
+        self.second = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        return []
+
+
+def test_an_optimizer_of_ones_own_that_would_see_one_process_alone_is_refused(tmp_path: Path) -> None:
+    def work() -> str:
+        with pytest.raises(ConfigError, match="second of the trainer would see the gradients of one process alone"):
+            build("plain", tmp_path, kind=TwoOptimizers).train()
+        return "refused"
+
+    assert on_ranks(2, work) == ["refused"] * 2
