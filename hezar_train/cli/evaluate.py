@@ -182,7 +182,7 @@ def _open(run: str, recipe: str | None, checkpoint: str, *, trust: bool) -> Open
 
     with plain_warnings():
         accepted = ["accept_changes=true"] if trust else []
-        loaded = load_run(run, accepted, recipe, trust=trust)
+        loaded = load_run(run, ["push_to_hub=false", *accepted], recipe, trust=trust)  # a look pushes nothing
     return open_run(loaded, checkpoint)
 
 

@@ -49,6 +49,7 @@ from hezar_train.recipes.recipe import (
 from hezar_train.recipes.trust import (
     is_shipped,
     refuse_foreign_places,
+    refuse_foreign_push,
     refuse_untrusted_code,
     remember,
     trust_file,
@@ -103,6 +104,7 @@ def load_run(
         refuse_untrusted_code(folder, fields, home, named_code(given))
         way = "Read them; if you trust them, give the same command with --trust, once."
         refuse_foreign_places(f"{folder / RECORD_FILE}", options, home, texts_in(given_options), way)
+        refuse_foreign_push(folder, fields, home, given)
     return checked(home, fields, options, str(record.get("config") or CONFIG_NAME))
 
 

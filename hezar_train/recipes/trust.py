@@ -27,6 +27,7 @@ __all__ = [
     "Trusted",
     "is_shipped",
     "refuse_foreign_places",
+    "refuse_foreign_push",
     "refuse_untrusted_code",
     "remember",
     "trust_file",
@@ -63,7 +64,9 @@ def remember(loaded: LoadedRecipe) -> None:
     now = Trusted(
         known.hashes if sha256 in known.hashes else (*known.hashes, sha256)[-MOST_REMEMBERED:],
         known.code | named_code(loaded.config.to_dict()),
-        known.places | set(texts_in(loaded.options)),  # also what names no place now: there may be one later
+        known.places
+        | set(texts_in(loaded.options))
+        | _pushed_to(loaded.config.to_dict()),  # texts may name places later
     )
     if now == known:
         return
@@ -124,6 +127,22 @@ def refuse_foreign_places(
     raise ConfigError(
         f"{source} would have the recipe {home.name} read files or addresses that you have not named: {listed}. {way}"
     )
+
+
+def refuse_foreign_push(run: Path, fields: Mapping[str, Any], home: Path, given: Mapping[str, Any]) -> None:
+    """Raise if the config of a run would push, with this user's token, to where this user has not pushed before."""
+    target = _pushed_to(fields)
+    if target <= trusted_beside(home).places or "hub_model_id" in given:
+        return
+    raise ConfigError(
+        f"the config of {run} would push the run to {fields.get('hub_model_id')!r} on the Hub, with your token, and you "
+        f"have not trained {home.name} with that on this machine. If you want it, say so yourself: "
+        f"hub_model_id={fields.get('hub_model_id')}; else push_to_hub=false."
+    )
+
+
+def _pushed_to(fields: Mapping[str, Any]) -> set[str]:
+    return {f"hub://{fields.get('hub_model_id')}"} if fields.get("push_to_hub") else set()
 
 
 def _own_config(home: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -159,6 +159,21 @@ def test_code_that_i_named_when_i_trained_is_mine_in_the_run(invoke: Invoke) -> 
     assert invoke("resume", "runs/mine").exit_code == 0
 
 
+def test_a_run_does_not_choose_where_i_push(invoke: Invoke, gift: Path) -> None:
+    config = yaml.safe_load((gift / "train_config.yaml").read_text())
+    config |= {"push_to_hub": True, "hub_model_id": "evil/x", "hub_private": False}
+    (gift / "train_config.yaml").write_text(yaml.safe_dump(config))
+    home = gift.parents[1] / "recipes" / "sums"
+    refused = invoke("resume", str(gift), "--recipe", str(home))
+    assert refused.exit_code == 2
+    assert "would push the run to 'evil/x'" in refused.output
+    assert load_run(gift, ["push_to_hub=false"], str(home)).config.push_to_hub is False
+    assert load_run(gift, ["hub_model_id=me/mine"], str(home)).config.hub_model_id == "me/mine"
+    remember(load_run(gift, [], str(home), trust=True))
+    assert load_run(gift, [], str(home)).config.hub_model_id == "evil/x"
+    assert invoke("evaluate", str(gift), "--recipe", str(home)).exit_code == 0
+
+
 def test_an_option_of_a_run_that_names_a_file_must_have_been_mine(invoke: Invoke, gift: Path) -> None:
     remember(load_recipe("sums"))
     record = json.loads((gift / "recipe.json").read_text())
