@@ -135,8 +135,8 @@ def refuse_foreign_push(run: Path, fields: Mapping[str, Any], home: Path, given:
     if target <= trusted_beside(home).places or "hub_model_id" in given:
         return
     raise ConfigError(
-        f"the config of {run} would push the run to {fields.get('hub_model_id')!r} on the Hub, with your token, and you "
-        f"have not trained {home.name} with that on this machine. If you want it, say so yourself: "
+        f"the config of {run} would push the run to {fields.get('hub_model_id')!r} on the Hub, with your token, and "
+        f"you have not trained {home.name} with that on this machine. If you want it, say so yourself: "
         f"hub_model_id={fields.get('hub_model_id')}; else push_to_hub=false."
     )
 
