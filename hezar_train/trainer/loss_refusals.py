@@ -1,8 +1,4 @@
-"""Why a loss cannot be computed of logits and labels, in the user's words; asked only after a loss has failed.
-
-Nothing here is on the way of a step that works, but `refuse_broadcast`: a loss of differences spreads one shape over
-another, and would train on what nobody meant.
-"""
+"""Why a loss cannot be computed of logits and labels, in the user's words; asked only after a loss has failed."""
 
 from __future__ import annotations
 
@@ -18,11 +14,12 @@ from hezar_train.errors import ConfigError, DataError
 from hezar_train.metrics import IGNORED_LABEL
 
 __all__ = [
+    "DIFFERENCE_LOSSES",
     "REFUSED_BY_LOSS",
     "no_loss_tensor",
-    "refuse_broadcast",
-    "refuse_no_tensor",
+    "no_tensor",
     "refused_loss",
+    "unlike_shapes",
     "usable_criterion",
 ]
 
@@ -58,29 +55,26 @@ def _takes_two(loss: Callable[..., Any]) -> bool:
     return True
 
 
-def refuse_no_tensor(logits: Any, labels: Any) -> None:
-    """Raise if logits or labels are anything but tensors."""
+def no_tensor(logits: Any, labels: Any) -> DataError:
+    """Return the refusal of logits or labels that are no tensor."""
     if not isinstance(logits, torch.Tensor):
-        raise DataError(f"the model's logits are {form_of(logits)}; expected a tensor. Return one from forward().")
-    if not isinstance(labels, torch.Tensor):
-        raise DataError(
-            f"the labels of a batch are {form_of(labels)}{_example(labels)}; expected numbers, as a tensor. Give each "
-            "class a number (0, 1, ...) in the dataset, or make a tensor of them in the data_collator."
-        )
+        return DataError(f"the model's logits are {form_of(logits)}; expected a tensor. Return one from forward().")
+    return DataError(
+        f"the labels of a batch are {form_of(labels)}{_example(labels)}; expected numbers, as a tensor. Give each "
+        "class a number (0, 1, ...) in the dataset, or make a tensor of them in the data_collator."
+    )
 
 
 def _example(labels: Any) -> str:
     return f" such as {labels[0]!r}" if isinstance(labels, list | tuple) and labels else ""
 
 
-def refuse_broadcast(criterion: object, logits: torch.Tensor, labels: torch.Tensor) -> None:
-    """Raise where a loss of differences would compare each of one shape with many of another."""
-    if isinstance(criterion, DIFFERENCE_LOSSES) and logits.shape != labels.shape:
-        name = type(criterion).__name__
-        raise DataError(
-            f"{name} compares number with number, but the logits are {form_of(logits)} and the labels "
-            f"{form_of(labels)}; expected one shape. For classes by number, set criterion='CrossEntropyLoss'. {WHERE}"
-        )
+def unlike_shapes(criterion: object, logits: torch.Tensor, labels: torch.Tensor) -> DataError:
+    """Return the refusal of a loss of differences between one shape and another."""
+    return DataError(
+        f"{type(criterion).__name__} compares number with number, but the logits are {form_of(logits)} and the labels "
+        f"{form_of(labels)}; expected one shape. For classes by number, set criterion='CrossEntropyLoss'. {WHERE}"
+    )
 
 
 def refused_loss(criterion: Any, logits: torch.Tensor, labels: torch.Tensor, error: Exception) -> DataError:

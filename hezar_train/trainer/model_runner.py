@@ -26,11 +26,12 @@ from hezar_train.metrics import IGNORED_LABEL
 from hezar_train.optim.lookup import import_dotted, is_dotted
 from hezar_train.runtime import Processes
 from hezar_train.trainer.loss_refusals import (
+    DIFFERENCE_LOSSES,
     REFUSED_BY_LOSS,
     no_loss_tensor,
-    refuse_broadcast,
-    refuse_no_tensor,
+    no_tensor,
     refused_loss,
+    unlike_shapes,
     usable_criterion,
 )
 from hezar_train.types import TaskType
@@ -64,35 +65,34 @@ class ModelRunner:
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
         self._accepted: dict[tuple[str, ...], list[str] | None] = {}
         self._own_loss = getattr(unwrapped, "compute_loss", None)
-        self._own_loss_names, self._own_loss_needs = _names_of(self._own_loss), _needs_of(self._own_loss)
+        self._own_loss_names = _names_of(self._own_loss)
+        self._own_loss_needs = frozenset() if self._own_loss is None else _needs_of(self._own_loss)
 
     def forward(self, batch: Any) -> dict[str, Any]:
         """Run the model on a batch; return its outputs as a new dict, a bare tensor under "logits"."""
-        if isinstance(batch, list | tuple) and batch:
-            return self._call(batch, *batch[:-1] if len(batch) > 1 else batch)
-        if isinstance(batch, torch.Tensor):
-            return self._call(batch, batch)
-        if isinstance(batch, Mapping):
-            return self._call(batch, **self._arguments(batch))
+        try:
+            if isinstance(batch, list | tuple) and batch:
+                return as_outputs(self._model(*batch[:-1] if len(batch) > 1 else batch))
+            if isinstance(batch, torch.Tensor):
+                return as_outputs(self._model(batch))
+            if isinstance(batch, Mapping):
+                return as_outputs(self._model(**self._arguments(batch)))
+        except Exception as error:
+            self._tell_of(batch, error)
+            raise
         raise DataError(
             f"a batch of type {type(batch).__name__} was given; expected a mapping of the model's arguments, a "
             "tensor, or a tuple (inputs..., labels). Change what the data_collator returns."
         )
 
-    def _call(self, batch: Any, /, *inputs: Any, **named: Any) -> dict[str, Any]:
-        try:
-            outputs = self._model(*inputs, **named)
-        except Exception as error:
-            self._tell_of(batch, error, inputs)
-            raise
-        return as_outputs(outputs)
-
-    def _tell_of(self, batch: Any, error: Exception, inputs: tuple[Any, ...]) -> None:
+    def _tell_of(self, batch: Any, error: Exception) -> None:
         """Note what the model was called with; refuse a batch of more or fewer parts than it takes."""
         name = type(unwrap(self._model)).__name__
-        if inputs and isinstance(error, TypeError) and not _can_take(self._signature, len(inputs)):
+        num_inputs = max(len(batch) - 1, 1) if isinstance(batch, list | tuple) else 1
+        is_named = isinstance(batch, Mapping)
+        if isinstance(error, TypeError) and not is_named and not _can_take(self._signature, num_inputs):
             raise DataError(
-                f"the batch is {form_of(batch)}, so that {name}.forward{self._signature} is called with {len(inputs)} "
+                f"the batch is {form_of(batch)}, so that {name}.forward{self._signature} is called with {num_inputs} "
                 "inputs. Expected a tuple (inputs..., labels) or a mapping: change the dataset or the data_collator."
             ) from error
         if not isinstance(error, HezarTrainError):
@@ -110,7 +110,12 @@ class ModelRunner:
             self._refuse_missing(given)
             found: torch.Tensor = self._own_loss(**given)
         elif self._criterion is not None:
-            found = _compared(self._criterion, _logits(outputs), labels)
+            logits, labels = _fitted(_logits(outputs), labels, self._criterion)
+            try:
+                found = self._criterion(logits, labels)
+            except REFUSED_BY_LOSS as error:
+                _tell_of_loss(self._criterion, logits, labels, error)
+                raise
         elif outputs.get("loss") is not None:
             found = outputs["loss"]
         else:
@@ -201,17 +206,11 @@ def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
     return usable_criterion(f"criterion={name!r}", found)
 
 
-def _compared(criterion: Callable[..., torch.Tensor], logits: Any, labels: Any) -> torch.Tensor:
-    """Return the criterion's loss, or say why there is none."""
-    logits, labels = _fitted(logits, labels, criterion)
-    refuse_broadcast(criterion, logits, labels)
-    try:
-        return criterion(logits, labels)
-    except REFUSED_BY_LOSS as error:
-        if _is_torchs(criterion):
-            raise refused_loss(criterion, logits, labels, error) from error
-        error.add_note(f"This was raised by the criterion for logits ({form_of(logits)}), labels ({form_of(labels)}).")
-        raise
+def _tell_of_loss(criterion: object, logits: torch.Tensor, labels: torch.Tensor, error: Exception) -> None:
+    """Say why a loss of torch's has failed; note what a user's own was called with."""
+    if _is_torchs(criterion):
+        raise refused_loss(criterion, logits, labels, error) from error
+    error.add_note(f"This was raised by the criterion for logits ({form_of(logits)}), labels ({form_of(labels)}).")
 
 
 def _is_torchs(criterion: object) -> bool:
@@ -237,13 +236,16 @@ def _fitted(logits: torch.Tensor, labels: Any, criterion: object) -> tuple[torch
     """Bring logits and labels to the shapes that losses expect."""
     if labels is None:
         raise DataError("criterion is set, but the batch has no labels. Put them under 'labels', or last in the tuple.")
-    refuse_no_tensor(logits, labels)
+    if not (isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)):
+        raise no_tensor(logits, labels)
     if isinstance(criterion, nn.CrossEntropyLoss) and logits.ndim > 2 and labels.ndim == logits.ndim - 1:
         return logits.flatten(0, -2), labels.flatten()
     if logits.ndim == labels.ndim + 1 and logits.shape[-1] == 1:
         return logits.squeeze(-1), labels  # (n, 1) against (n,) would silently broadcast to (n, n)
     if labels.ndim == logits.ndim + 1 and labels.shape[-1] == 1:
         return logits, labels.squeeze(-1)
+    if isinstance(criterion, DIFFERENCE_LOSSES) and logits.shape != labels.shape:
+        raise unlike_shapes(criterion, logits, labels)  # one would be spread over the other, which nobody meant
     return logits, labels
 
 
@@ -255,9 +257,9 @@ def _names_of(function: Callable[..., Any] | None) -> frozenset[str] | None:
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else frozenset(parameters)
 
 
-def _needs_of(function: Callable[..., Any] | None) -> frozenset[str]:
+def _needs_of(function: Callable[..., Any]) -> frozenset[str]:
     """Return the arguments that a function has no default for."""
-    parameters = inspect.signature(function).parameters.values() if function is not None else ()
+    parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return frozenset(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
 
