@@ -109,7 +109,7 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     typed = str(given).lower()
     near = sorted((word for word in spelled if word.startswith(typed)), key=len) if len(typed) >= 3 else []
     near = near or difflib.get_close_matches(typed, spelled, n=1, cutoff=0.6)
-    return f" Did you mean {spelled[near[0]]!r}?" if near else ""
+    return f" Did you mean {str(spelled[near[0]])!r}?" if near else ""
 
 
 def choices(known: Iterable[str]) -> str:
