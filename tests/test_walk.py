@@ -39,10 +39,10 @@ class Distance(NamedTuple):
 
 
 BUDGET = {
-    "a quiet step": Distance(functions=76, files=21, changes=58),
+    "a quiet step": Distance(functions=79, files=22, changes=58),
     "a step with log, save and evaluation": Distance(functions=466, files=53, changes=520),
-    "resume": Distance(functions=426, files=62, changes=1180),
-    "the whole": Distance(functions=962, files=75, changes=4080),
+    "resume": Distance(functions=444, files=64, changes=1200),  # readers believe nothing: many small checks
+    "the whole": Distance(functions=985, files=77, changes=4080),
 }
 
 
