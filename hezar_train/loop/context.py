@@ -76,7 +76,7 @@ class Step:
     applied: bool
     """Whether the optimizer has stepped; a scaler may skip an update."""
     is_own: bool
-    """Whether the user's own code has stepped it, so that the step is taken."""
+    """Whether the user's own code has stepped the optimizer, so that this update is done (`OwnSteps` notes it)."""
     is_weighed: bool
     """Whether the user's own backward went through `accelerator.backward`, which weighs the loss."""
 

@@ -143,7 +143,7 @@ class Checkpointing:
         load_shards(checkpoint, self._model)
 
     def take_over_folder(self) -> None:
-        """Make the run's folder this run's own: what does not belong to it is set aside, never deleted."""
+        """Make the run's folder this run's own: what is not its own is set aside; only torn saves are deleted."""
         if self._store.steps() != self._known_steps:
             raise RunLockedError(
                 f"{self._store.root} has changed since this trainer was built: another one has trained there. "
@@ -277,7 +277,7 @@ class Checkpointing:
             self._write_preprocessor(folder)
 
     def _gather(self, before_commit: Callable[[], None] | None = None) -> Contents:
-        """Gather everything that this process saves by reference; the writer copies the tensors."""
+        """Gather what this process saves: tensors by reference, which the writer copies, everything else as bytes."""
         contents = self._contents(before_commit)
         if self._group is None:
             return Contents.gather(**contents)
@@ -429,7 +429,7 @@ def _best_step(folder: RunFolder) -> int:
 def take_over(
     folder: RunFolder, store: CheckpointStore, state: TrainerState, checkpoint: Checkpoint | None, *, saves: bool
 ) -> None:
-    """Make a folder the run's own: what does not belong to it is set aside, never deleted."""
+    """Make a folder the run's own: what does not belong to it is set aside; only torn saves are deleted."""
     store.clean()
     is_foreign = checkpoint is not None and checkpoint.path.resolve().parent != store.root.resolve()
     if state.global_step == 0 or is_foreign:

@@ -2,7 +2,7 @@
 
 One default hook acts: log, save, evaluate, best, stop. Saving comes first, so that an evaluation that fails loses
 nothing; what an evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates
-if there is none (`after_save`). All other hooks only ask: `request_save`, `request_stop`. How each is
+if there is none (`conclude`). All other hooks only ask: `request_save`, `request_stop`. How each is
 done is in `run_actions`.
 """
 
@@ -86,8 +86,8 @@ class Due:
         """Take no update for done: the state was put back to an earlier one."""
         self._concluded_step, self.save_requested = -1, False
 
-    def after_save(self) -> None:
-        """Do the part that follows a save: at a resume it is done again from the record."""
+    def conclude(self) -> None:
+        """Evaluate, where there is data for it, and draw the conclusions; at a resume again, from the record."""
         self._actions.evaluate_and_update_best()
         self._concluded_step = self._state.global_step
         self._state.evaluation_pending = False
@@ -116,7 +116,7 @@ class Due:
         if saves or not self._saves:  # a signal that came too late for this save leaves with the next
             self._leave_if_asked()
         if concludes:
-            self.after_save()
+            self.conclude()
             self._leave_if_asked()
 
     def _leave_if_asked(self) -> None:

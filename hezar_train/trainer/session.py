@@ -2,7 +2,7 @@
 
 `RunSession` holds what exists only while a run trains and lets go of it however that ends. What is done when it is due
 is in `run_actions`, when it is due in `intervals`; where a run begins and ends in `run_status`; the files themselves,
-and what a resume cuts off them, in `run_files`.
+and what a resume moves out of them to `*.dropped`, in `run_files`.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class RunSession:
 
     def _conclude_pending(self) -> None:
         if self.state.evaluation_pending:
-            self._due.after_save()
+            self._due.conclude()
 
     def result_when_finished(self, get_parameters: Callable[[], Any]) -> RoutineResult:
         """Tell that the run is done, push what is not on the Hub yet, and return what it found."""

@@ -7,7 +7,8 @@
     UPDATE           guard, clip, step, zero_grad
     BATCH_END        count, schedule
 
-This is the hot path: nothing here waits for the device but the guard, once per update (and a scaler, where one steps).
+This is the hot path: nothing here waits for the device but the guard, in every update (one read; with several processes
+one for the norm and one for the loss), and a scaler, where one steps.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class TrainStep:
         hooks.register(self.regularize, Moment.BATCH_FORWARD, name="regularize", after="forward")
 
     def seed(self, _: Context) -> None:
-        """Make what a step draws a function of (seed, step, rank), whoever draws it: a hook, an override, the model."""
+        """Seed python, numpy, torch and the device by (seed, step, rank): whatever draws in a step, draws it again."""
         seed_device(step_seed(self._seed, self._state.global_step, self._rank), self._device)
 
     def prepare_input(self, ctx: Context) -> None:
@@ -169,10 +170,11 @@ class TrainStep:
         self.loss_regular_total = self.loss_regular_total + part.detach() * ctx.step.window.total_weight
         return part
 
-    # What follows is an update. Where the user's own code has stepped the optimizer already, that was the update.
+    # What follows is an update. Where the user's own code has stepped the optimizer and these hooks still run, that
+    # step was the update. An overridden `optimization_step` without super() fires none: `EpochBatches` reads its loss.
 
     def gather(self, ctx: Context) -> None:
-        """Make the gradients those of the whole window: summed over the processes, unscaled, not clipped yet."""
+        """Make the gradients those of the whole window: joined over the processes (a sharded model's are), unscaled."""
         if not ctx.step.is_own:
             self._optimization.gather_gradients(ctx.step.window)
 

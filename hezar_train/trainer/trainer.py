@@ -397,7 +397,10 @@ class Trainer:
         return self.parts.loop.run_model(batch)
 
     def optimization_step(self) -> None:
-        """Update the weights and free the gradients, on the last micro-batch of a window."""
+        """Update the weights and free the gradients, on the last micro-batch of a window; else it is not called.
+
+        An override that does not call this one frees the gradients itself.
+        """
         self.parts.loop.run_update()
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:

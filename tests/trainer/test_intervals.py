@@ -260,7 +260,7 @@ def test_a_signal_that_comes_after_the_look_for_one_never_leaves_without_a_save(
 def test_what_follows_a_save_can_be_done_again_at_a_resume_and_is_not_done_twice() -> None:
     run = SmallRun(2, num_epochs=1)
     run.state.update(global_step=2, update_step=2, evaluation_pending=True)
-    run.due.after_save()
+    run.due.conclude()
     run.due.at_epoch_end(Context())
     assert run.done == told((2, "judge"))
     assert not run.state.evaluation_pending
@@ -276,7 +276,7 @@ def test_a_plan_that_is_followed_later_decides_from_then_on() -> None:
 def test_where_a_run_was_put_back_its_last_update_is_no_longer_taken_for_done() -> None:
     run = SmallRun(2, num_epochs=1)
     run.state.update(global_step=2, update_step=2)
-    run.due.after_save()
+    run.due.conclude()
     run.due.save_requested = True
     run.due.forget()
     run.due.at_epoch_end(Context())
