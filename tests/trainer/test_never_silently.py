@@ -300,6 +300,7 @@ def test_what_a_user_makes_of_a_trainer_trains_as_written_or_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @settings(QUICK, max_examples=1000)
 @given(case=CASES)
 def test_a_thousand_of_them(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
