@@ -179,7 +179,8 @@ class RunActions:
             recorded = self._recorded()
             metrics, details = self._evaluate() if recorded is None else (recorded, {})
             if not self.setup.config.accept_changes:  # else the record is judged by the new settings
-                state.stop_reason = state.stop_reason or self._recorded_reason()
+                recorded_reason = self._recorded_reason()  # of all processes, also where one was asked to stop already
+                state.stop_reason = state.stop_reason or recorded_reason
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
             self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
         self.last_metrics = found

@@ -245,7 +245,8 @@ def update(case: Case, model: nn.Module, optimizer: Any, *, has_stepped: bool) -
         if case.removed != "zero_grad":
             optimizer.zero_grad()
         return True
-    limit = 0.1 if case.assigned == "grad_clip" else case.max_grad_norm
+    is_assigned = case.assigned == "grad_clip" and case.training_step in {"default", "super"}  # else no hook runs
+    limit = 0.1 if is_assigned else case.max_grad_norm
     if limit is not None and case.removed != "clip":
         nn.utils.clip_grad_norm_(model.parameters(), limit)
     if case.removed != "step":
