@@ -135,6 +135,7 @@ class Evaluator:
         """Evaluate on one set, on so many batches of it at most."""
         mode = Mode.VAL if split == "val" else Mode.TEST
         routine = Routine(self._ctx, self.hooks if hooks is None else hooks, mode, split)
+        self.steps.forget()
         self._pass_over(data, routine, max_batches)
         return self.steps.report()
 
@@ -293,6 +294,7 @@ class EvaluationSteps:
         self._processes, self._progress = processes, progress
         self._takes_rows = "weights" in inspect.signature(handler.update).parameters
         self._report: EvaluationReport | None = None
+        self._is_started = False
         self._loss: torch.Tensor | float = 0.0
         self._weight = 0.0
         self.num_samples = 0
@@ -315,9 +317,13 @@ class EvaluationSteps:
         finally:
             self._what_is_saved = None
 
+    def forget(self) -> None:
+        """Let what the last evaluation found be nobody's result, whichever hooks run next."""
+        self._report, self._is_started = None, False
+
     def start(self, _: Context) -> None:
-        """Forget the last evaluation."""
-        self._report = None
+        """Begin to measure anew."""
+        self._is_started = True
         self._handler.reset()
         self._loss = 0.0
         self._weight = 0.0
@@ -354,7 +360,7 @@ class EvaluationSteps:
 
     def conclude(self, ctx: Context) -> None:
         """Compute everything once, and show it to hooks as `ctx.eval_metrics`, under the split's name."""
-        if ctx.failed is None:
+        if ctx.failed is None and self._is_started:  # else the sums are those of another evaluation
             self._merge()
             self._report = self._result()
             ctx.share({"eval_metrics": {f"{ctx.split}_{name}": value for name, value in self._report.metrics.items()}})

@@ -193,7 +193,6 @@ class Trainer:
             self.parts.session.restore(found)
         elif self.config.init_weights_from is not None:
             load_initial_weights(self.model, self.config.init_weights_from, self.runtime.processes)
-        self._is_built = True
 
     def _use_splits(self, splits: Splits) -> None:
         self.splits, self.train_dataset, self.eval_dataset = splits, splits.train, splits.for_evaluation

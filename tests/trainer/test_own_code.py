@@ -385,3 +385,15 @@ class TestOwnOptimizers:
         own.adam = torch.optim.Adam([torch.zeros(2, requires_grad=True)])  # type: ignore[attr-defined]
         with pytest.raises(DataError, match=r"adam of the trainer steps parameters that no checkpoint would hold"):
             own.train()
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize(("moment", "name"), [("on_fit_start", "start"), ("on_fit_end", "conclude")])
+    def test_without_its_first_or_last_hook_it_is_refused_and_returns_no_other_result(
+        self, moment: str, name: str, toy: Build, rows: Any
+    ) -> None:
+        own = toy(eval_dataset=rows(8))
+        own.evaluate()
+        own.reset_hook_in_eval(moment, name)
+        with pytest.raises(HookError, match="the evaluation has no result"):
+            own.evaluate(rows(4))
