@@ -134,10 +134,10 @@ class Plan:
 
     def windows(self, position: int, steps_left: int, samples_left: int = UNLIMITED) -> Iterator[WindowSpan]:
         """Yield the rest of an epoch from any position, stopping (in a shortened window) when no more are left."""
-        end = self._end_of_epoch(position)
+        end, step_samples = self._end_of_epoch(position), self.step_samples
         while position < end and steps_left > 0 and samples_left > 0:
-            count = int(min(self.window_samples, end - position, steps_left * self.step_samples, samples_left))
-            num_steps = -(-count // self.step_samples)  # rounded up, as everywhere below
+            count = int(min(self.window_samples, end - position, steps_left * step_samples, samples_left))
+            num_steps = -(-count // step_samples)  # rounded up, as everywhere below
             yield WindowSpan(position, count, num_steps, ends_epoch=position + count == end)
             position += count
             steps_left -= num_steps

@@ -23,9 +23,16 @@ from hezar_train.data.collators import (
     default_collator,
 )
 from hezar_train.data.failures import form_of, note_samples
-from hezar_train.data.loader import collator_for, is_stream, open_source
 from hezar_train.data.sampler import Permutation, RangedSampler
-from hezar_train.data.seeding import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
+from hezar_train.data.seeding import (
+    preserved_randomness,
+    sample_seed,
+    seed_device,
+    seed_python_numpy_torch,
+    step_seed,
+    step_seeds,
+)
+from hezar_train.data.sources import collator_for, is_stream, open_source
 from hezar_train.data.splits import SPLITS, Splits, is_splits, parse_splits
 from hezar_train.data.windows import Order, Source, Window, batch_length, cut_window, rank_ranges, without_filler
 
@@ -59,5 +66,6 @@ __all__ = [
     "seed_device",
     "seed_python_numpy_torch",
     "step_seed",
+    "step_seeds",
     "without_filler",
 ]

@@ -1,173 +1,286 @@
-"""What a user may hand in as data, and the source of windows that it becomes.
+"""From a dataset to the batches of each window, in the main process or in worker processes.
 
-`open_source` tells a dataset, an iterable dataset and a ready DataLoader apart, once. `MapSource` gives the windows of
-a dataset with a length: which samples are in one follows from (seed, epoch, size) and its position. The sources of
-data that keeps its own place are in `streams.py`.
+Which samples are in a window follows from (seed, epoch, size) and its position: `MapSource`, at the end, takes them
+from the sampler, cuts this process's share and has it fetched.
+
+A sample's randomness is a function of (seed, epoch, index): python, numpy and torch are seeded before each
+`__getitem__`, so neither workers nor prefetch nor a resume can shift it. Pure data (tensors, lists, a
+`datasets.Dataset` without transform) draws nothing and is fetched without a seed for each sample, a batch at a time
+where the dataset offers it.
+
+`batch_fetcher` chooses how a batch is fetched, `WorkerPool` does it in workers that live until the end, `WindowFetcher`
+does it for windows whose indices are known. Other forms of data than one with a length: `sources.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+import logging
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
 
 import numpy as np
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from hezar_train.data.collators import default_collator
-from hezar_train.data.failures import form_of
-from hezar_train.data.fetcher import Collator, MapDataset, WindowFetcher, batch_fetcher, identity
+from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.sampler import Indices, RangedSampler
-from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSource, has_equal_shards
-from hezar_train.data.windows import Order, Source, Window, rank_ranges, share_or_filler
-from hezar_train.errors import DataError
+from hezar_train.data.seeding import sample_seed, seed_python_numpy_torch
+from hezar_train.data.windows import Order, SampleIndices, Window, rank_ranges, share_or_filler
 from hezar_train.plan import UNLIMITED, Plan, WindowSpan
 
 __all__ = [
+    "Collator",
+    "Fetch",
+    "MapDataset",
     "MapSource",
-    "collator_for",
-    "is_stream",
-    "open_source",
+    "WindowFetcher",
+    "WorkerPool",
+    "batch_fetcher",
+    "fetched",
+    "identity",
+    "is_pure",
+    "num_rows",
 ]
 
+Collator = Callable[[list[Any]], Any]
+Fetch = Callable[[int, SampleIndices], Any]
+"""Give (epoch, indices), get the collated batch."""
 
-def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
-    """Return the source of windows for any supported form of data."""
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    if hasattr(dataset, "set_seed"):  # a dataset with a generator of its own
-        dataset.set_seed(order.seed)
-    if isinstance(data, DataLoader):
-        return _from_loader(data, collate, order)
-    if is_stream(data):
-        return _from_stream(data, collate, order)
-    if isinstance(data, Mapping) and 0 not in data:
-        names = ", ".join(repr(key) for key in list(data)[:5])
-        raise DataError(f"a {type(data).__name__} with the keys {names} was given; expected one of them")
-    if isinstance(data, str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise DataError(
-            f"a dataset of type {type(data).__name__} was given; expected something with __len__ and __getitem__, an "
-            "iterable dataset, or a DataLoader"
-        )
-    return MapSource(data, collator_for(data, collate), order)
+logger = logging.getLogger(__name__)
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
-def is_stream(data: Any) -> bool:
-    """Tell whether data can only be iterated: no length, or declared iterable."""
-    if isinstance(data, IterableDataset):
+class MapDataset(Protocol):
+    """Anything with a length and items."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class WindowFetcher:
+    """Give windows their batches; workers, where they are asked for, start with the first window."""
+
+    def __init__(self, fetch: Fetch, order: Order) -> None:
+        self._fetch = fetch
+        self._num_workers, self._pin_memory = order.num_workers, order.pin_memory
+        self._pool: WorkerPool | None = None
+        self.fewer_rows: tuple[int, int] | None = None
+        """Rows and samples of the first batch that has fewer rows than samples."""
+
+    def filled(self, windows: Iterator[Window], epoch: int) -> Iterator[Window]:
+        """Yield the windows, each with a batch for every entry of its indices."""
+        if self._pool is None and self._num_workers:
+            self._pool = WorkerPool(self._fetch, self._num_workers, self._pin_memory)
+        requests = ((epoch, part, window) for window in windows for part in window.indices)
+        for batch, window in fetched(requests, self._fetch, self._pool):
+            self._compare(batch, len(window.indices[len(window.batches)]))
+            window.batches.append(batch)
+            if len(window.batches) == len(window.indices):
+                yield window
+
+    def close(self) -> None:
+        """End the workers; a later window starts them again."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _compare(self, batch: Any, num_samples: int) -> None:
+        """Tell once of a collator that leaves samples out: they count as trained, and were not."""
+        if self.fewer_rows is not None or (rows := num_rows(batch, num_samples)) is None or rows >= num_samples:
+            return
+        self.fewer_rows = (rows, num_samples)
+        logger.warning(
+            "the collator made a batch of %d rows of %d samples: if it leaves samples out, they are not trained though "
+            "they are counted. Return a row for each sample; leave samples out of the dataset instead.",
+            rows, num_samples,
+        )  # fmt: skip
+
+
+def num_rows(batch: Any, num_samples: int) -> int | None:
+    """Return the rows of a batch: the length of its longest tensor; None for what has no rows to count.
+
+    Where the second dimension of all tensors is that of the samples, they come time first.
+    """
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
+    shapes = [part.shape for part in parts if isinstance(part, torch.Tensor | np.ndarray) and part.ndim]
+    if not shapes or all(len(shape) > 1 and shape[1] == num_samples for shape in shapes):
+        return None
+    return max(int(shape[0]) for shape in shapes)
+
+
+def fetched(
+    requests: Iterator[tuple[int, SampleIndices, Any]], fetch: Fetch, pool: WorkerPool | None
+) -> Iterator[tuple[Any, Any]]:
+    """Yield (batch, note) for (epoch, indices, note), in order, through the pool if there is one."""
+    if pool is None:
+        for epoch, indices, note in requests:
+            yield fetch(epoch, indices), note
+        return
+    notes: deque[Any] = deque()  # the pool asks ahead of what it has answered
+
+    def asked() -> Iterator[tuple[int, SampleIndices]]:
+        for epoch, indices, note in requests:
+            notes.append(note)
+            yield epoch, indices
+
+    for batch in pool.batches(asked()):
+        yield batch, notes.popleft()
+
+
+def batch_fetcher(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    """Choose, once, the cheapest way to fetch a batch that keeps the promise about randomness."""
+    if not is_pure(dataset):
+        return _seeded_each_sample(dataset, collate, seed)
+    if type(dataset) is TensorDataset and collate is default_collator and _is_on_cpu(dataset.tensors):
+        return _rows_of(dataset.tensors)
+    return _seeded_each_batch(dataset, collate, seed)
+
+
+def is_pure(dataset: Any) -> bool:
+    """Tell whether reading an item is known to draw no random numbers."""
+    if type(dataset) in {list, tuple, TensorDataset}:  # a subclass may do anything
         return True
-    return hasattr(data, "__iter__") and not (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
+    if type(dataset) is Subset:
+        return is_pure(dataset.dataset)
+    if type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "format"):
+        return bool(dataset.format["type"] != "custom")
+    return False
 
 
-def collator_for(data: Any, collate: Collator | None) -> Collator:
-    """Choose the collator: the one given, else the dataset's own, else the default."""
-    chosen = collate or getattr(data, "data_collator", None) or default_collator
-    if not callable(chosen):
-        raise DataError(
-            f"the data_collator is {form_of(chosen)}; expected a function, or an object that can be called, that makes "
-            "a batch of a list of samples. Pass one, or none for the usual."
+def _seeded_each_sample(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    def fetch(epoch: int, indices: SampleIndices) -> Any:
+        samples = []
+        for index in indices:
+            seed_python_numpy_torch(sample_seed(seed, epoch, int(index)))
+            samples.append(read_sample(dataset, int(index)))
+        return collated(collate, samples, dataset, indices)
+
+    return fetch
+
+
+def _seeded_each_batch(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
+    """Fetch samples that draw nothing; a user's collator may draw (masks), and then is seeded once a batch."""
+    may_draw = collate is not default_collator
+
+    def fetch(epoch: int, indices: SampleIndices) -> Any:
+        numbers = [int(index) for index in indices]
+        samples = read_samples(dataset, numbers)
+        if may_draw:
+            seed_python_numpy_torch(sample_seed(seed, epoch, numbers[0] if numbers else 0))
+        return collated(collate, samples, dataset, numbers)
+
+    return fetch
+
+
+def _is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _rows_of(tensors: Sequence[torch.Tensor]) -> Fetch:
+    # One gather for each tensor, instead of a view for each sample and a stack of them.
+    def fetch(_: int, indices: SampleIndices) -> list[torch.Tensor]:
+        rows = torch.from_numpy(np.asarray(indices))
+        return [tensor.index_select(0, rows) for tensor in tensors]
+
+    return fetch
+
+
+class WorkerPool:
+    """Run `fetch` in processes that live as long as the pool; requests are handed in anew for each pass."""
+
+    def __init__(self, fetch: Fetch, num_workers: int, pin_memory: bool) -> None:
+        # tokenizers warn or dead-lock when a process that used them forks
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._requests = _Requests()
+        self._loader: DataLoader[Any] | None = DataLoader(
+            _FetchedBatches(fetch),  # type: ignore[arg-type]
+            batch_sampler=self._requests,  # type: ignore[arg-type]
+            collate_fn=identity,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=True,
+            worker_init_fn=_leave_signals_to_the_main_process,
+            generator=torch.Generator(),  # an iterator draws a base seed: never from the global generator
         )
-    return chosen
+
+    def batches(self, requests: Iterable[tuple[int, SampleIndices]]) -> Iterator[Any]:
+        """Answer the requests in order; one pass at a time."""
+        if self._loader is None:
+            raise RuntimeError("the worker pool is closed")
+        self._requests.pending = requests
+        if self._loader._iterator is not None:  # torch's own mark that the workers run
+            return opened(iter(self._loader))
+        with _signals_blocked():
+            return opened(iter(self._loader))
+
+    def close(self) -> None:
+        """End the workers, also where an abandoned pass still holds the loader's iterator."""
+        if self._loader is not None and self._loader._iterator is not None:
+            self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        self._loader = None
 
 
-def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
-    if order.num_workers:
-        raise DataError(
-            f"num_dataloader_workers={order.num_workers} with an iterable dataset: workers read ahead of what was "
-            "trained, so its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with "
-            "state_dict()."
-        )
-    if order.num_processes > 1 and getattr(data, "_distributed", None) is not None:
-        raise DataError(
-            "the iterable dataset is split by split_dataset_by_node() already, and the trainer shares samples out "
-            "among processes itself, so that most would never be seen. Pass it whole."
-        )
-    if order.splits_streams and order.processes is not None and has_equal_shards(data, order.num_processes):
-        return SplitStreamSource(data, order, collator_for(data, collate), order.processes)
-    return StreamSource(data, order, collator_for(data, collate))
+class _Requests:
+    """The batch sampler of a pool: each pass yields what was handed in for it."""
+
+    pending: Iterable[tuple[int, SampleIndices]] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, SampleIndices]]:
+        return iter(self.pending)
 
 
-def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order) -> Source:
-    """Rebuild a plain or random loader on our sampler; keep one that has its own sampler or state."""
-    loader = _before_accelerate(loader, order)
-    if order.num_processes > 1 and isinstance(loader.sampler, DistributedSampler):
-        raise DataError(
-            "the DataLoader has a DistributedSampler, and the trainer shares samples out among processes itself, so "
-            "that some would never be seen. Pass the dataset, or a loader without it."
-        )
-    own = replace(
-        order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
-    )
-    if hasattr(loader, "state_dict") or (is_stream(loader.dataset) and loader.num_workers):
-        return StreamSource(loader, own, identity, is_batched=True)
-    if loader.batch_sampler is None and loader.batch_size is None:
-        return _from_ready_batches(loader, own)
-    collate = collate or _own_collate(loader)
-    if is_stream(loader.dataset):
-        return StreamSource(loader.dataset, own, collate, drop_last=loader.drop_last)
-    if not _has_plain_order(loader):
-        return SamplerSource(loader, collate, own)
-    own = replace(own, shuffle=order.shuffle and isinstance(loader.sampler, RandomSampler))
-    return MapSource(loader.dataset, collate, own, drop_last=loader.drop_last)  # type: ignore[arg-type]
+class _FetchedBatches:
+    """The dataset of a pool: a request goes in, a finished batch comes out.
+
+    torch's loader calls `__getitems__` with whatever its batch sampler yields, here a whole request.
+    """
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+
+    def __getitems__(self, request: tuple[int, SampleIndices]) -> Any:
+        epoch, indices = request
+        try:
+            return self._fetch(epoch, indices)
+        except Exception as error:  # noqa: BLE001 - raised again in the main process, with the user's own lines
+            return WorkerFailure.of(error)
 
 
-def _before_accelerate(loader: DataLoader[Any], order: Order) -> DataLoader[Any]:
-    """Return a loader as it was before `accelerator.prepare(loader)`: here samples are shared out by the trainer."""
-    prepared = getattr(loader, "base_dataloader", None)
-    if prepared is None:
-        return loader
-    given: dict[str, Any] = {
-        name: getattr(prepared, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
-    }
-    if not is_stream(prepared.dataset):
-        batches = _inside(prepared.batch_sampler, "BatchSamplerShard", "batch_sampler")
-        if type(batches) is not BatchSampler:
-            return DataLoader(prepared.dataset, batch_sampler=batches, **given)
-        cut: dict[str, Any] = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-        return DataLoader(prepared.dataset, sampler=batches.sampler, **cut, **given)
-    stream = _inside(prepared.dataset, "IterableDatasetShard", "dataset")
-    if stream is prepared.dataset and order.num_processes > 1:
-        raise DataError(
-            "the DataLoader of an iterable dataset was given to accelerator.prepare(), which shares out its samples, "
-            "and so does the trainer, so that some would never be seen. Return it without prepare()."
-        )
-    size = getattr(prepared.dataset, "batch_size", prepared.batch_size) if stream is not prepared.dataset else None
-    return DataLoader(stream, batch_size=size or prepared.batch_size, drop_last=prepared.drop_last, **given)
+def identity(batch: Any) -> Any:
+    """Return the batch: the collator of what is collated already."""
+    return batch
 
 
-def _inside(owner: Any, wrapper: str, attribute: str) -> Any:
-    """Return what a wrapper of Accelerate's holds, and anything else as it is; known by name, as it is not needed."""
-    return getattr(owner, attribute) if type(owner).__name__ == wrapper else owner
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let signals wait while workers start: else one may meet them before they know what to do with it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _has_plain_order(loader: DataLoader[Any]) -> bool:
-    """Tell whether a loader meets every sample once, in order or shuffled, as our own sampler does."""
-    if loader.batch_size is None:
-        return False
-    if type(loader.sampler) is RandomSampler:
-        return not loader.sampler.replacement and loader.sampler._num_samples is None
-    return type(loader.sampler) is SequentialSampler
+def _leave_signals_to_the_main_process(_: int) -> None:
+    """Let a worker serve the update in hand when a signal goes to every process of the run.
+
+    Ctrl-C is never a worker's business: one that died of the second would turn it into a crash of the run. The main
+    process ends its workers by word, then by SIGTERM, of which the second one counts.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ignore_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
-def _from_ready_batches(loader: DataLoader[Any], order: Order) -> Source:
-    if not is_stream(loader.dataset):
-        raise DataError(
-            "a DataLoader with batch_size=None over a dataset with a length was given; expected one that makes "
-            "batches. Give it a batch_size or a batch_sampler, or pass the dataset."
-        )
-    return StreamSource(loader.dataset, order, loader.collate_fn, is_batched=True)
-
-
-def _own_collate(loader: DataLoader[Any]) -> Collator:
-    given: Collator = loader.collate_fn
-    return collator_for(loader.dataset, None) if given is default_collate else given
+def _ignore_once(number: int, _: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
 
 
 class MapSource:
@@ -211,9 +324,13 @@ class MapSource:
             num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
         )
         take = _IndexReader(sampler.chunks()).take
+        cells: list[tuple[int, int]] = []
+        cut: tuple[int, int] | None = None
         for span in spans:
             indices = take(span.count)
-            cells = rank_ranges(0, span.count, span.num_steps, order.rank, order.num_processes)
+            if cut != (span.count, span.num_steps):  # all but the last window of an epoch are cut alike
+                cut = span.count, span.num_steps
+                cells = rank_ranges(0, *cut, order.rank, order.num_processes)
             window = Window(span.first, span.count, span.ends_epoch, [])
             window.indices = [share_or_filler(indices, *cell) for cell in cells]
             window.sizes = [size for _, size in cells]

@@ -29,6 +29,7 @@ __all__ = [
     "seed_device",
     "seed_python_numpy_torch",
     "step_seed",
+    "step_seeds",
 ]
 
 WORD = 2**64 - 1
@@ -46,7 +47,12 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Return the seed for the forward pass of `step` on the process `rank`."""
-    return _recent_stream("step", seed, rank).at(step)
+    return step_seeds(seed, rank).at(step)
+
+
+def step_seeds(seed: int, rank: int) -> SeedStream:
+    """Return the seeds of all steps on the process `rank`, by their numbers."""
+    return _recent_stream("step", seed, rank)
 
 
 @lru_cache(maxsize=NUM_RECENT_STREAMS)

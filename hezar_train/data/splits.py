@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from hezar_train.data.loader import is_stream
+from hezar_train.data.sources import is_stream
 from hezar_train.errors import DataError, choices, suggestion
 
 __all__ = [

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from hezar_train.data.fetcher import Collator, WindowFetcher, batch_fetcher
+from hezar_train.data.loader import Collator, WindowFetcher, batch_fetcher
 from hezar_train.data.seeding import SeedStream, sample_seed, seed_python_numpy_torch
 from hezar_train.data.windows import (
     NUM_FILLER_ITEMS,

@@ -60,17 +60,26 @@ class Due:
 
     def follow(self, setup: RunSetup) -> None:
         """Go by another plan."""
-        self._plan, self._evaluates, self._saves = setup.plan, setup.evaluates, setup.config.save_enabled
+        plan = self._plan = setup.plan
+        self._evaluates, self._saves = setup.evaluates, setup.config.save_enabled
+        periods = (plan.log_updates, plan.save_updates, plan.eval_updates)
+        self._periods = [period for period in periods if period is not None]
 
     def at_batch_end(self, ctx: Context) -> None:
         """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
         step = ctx.step
         if step.closes_window and self._processes.count > 1:
             self.agree_on_requests()
-        if not step.closes_window or not step.applied or step.window.ends_epoch:
+        if not step.closes_window or not step.applied or step.window.ends_epoch or self._is_quiet:
             return
         if self._fit is None or not self._fit.ends:
             self._act(at_epoch_end=False)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether the last update is one of the many after which there is nothing to do."""
+        now = self._state.update_step
+        return not (self.save_requested or self._flag.asked or any(now % period == 0 for period in self._periods))
 
     def at_start(self, _: Context) -> None:
         """Let all processes know what one was asked for before the first batch of an epoch, or of the run."""

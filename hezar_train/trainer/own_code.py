@@ -42,12 +42,12 @@ class OwnSteps:
         if self._ctx is None or optimizer in self._watched:
             return
         self._watched.add(optimizer)
-        optimizer.register_step_pre_hook(lambda *_: self._before(gather, is_scaled))
-        optimizer.register_step_post_hook(lambda *_: self._after())
+        optimizer.register_step_pre_hook(lambda *_: None if self.is_ours else self._before(gather, is_scaled))
+        optimizer.register_step_post_hook(lambda *_: None if self.is_ours else self._after())
 
     def _learning(self) -> Context | None:
-        """Return the context if this is the user's own step, on a batch of a learning routine."""
-        ctx = None if self._ctx is None or self.is_ours else self._ctx()
+        """Return the context if there is a batch of a learning routine that the user's own step belongs to."""
+        ctx = None if self._ctx is None else self._ctx()
         return ctx if ctx is not None and ctx.get("mode") in LEARNING and ctx.step.window is not None else None
 
     def _before(self, gather: Callable[[object, float], None], is_scaled: bool) -> None:

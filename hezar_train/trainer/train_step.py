@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hezar_train.data import Window, note_samples, seed_device, step_seed
+from hezar_train.data import Window, note_samples, seed_device, step_seeds
 from hezar_train.errors import DataError, HookError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
@@ -77,7 +77,7 @@ class TrainStep:
         self._verbs, self._state, self._optimization, self._log = verbs, state, optimization, log
         self._autocast, self._scaler = runtime.autocast(), runtime.scaler
         self._device, self._moves = runtime.device, runtime.device.type != "cpu"
-        self._seed, self._rank, self._world, self._sum_loss = seed, runtime.rank, runtime.num_processes, sum_loss
+        self._seeds, self._world, self._sum_loss = step_seeds(seed, runtime.rank), runtime.num_processes, sum_loss
         self._regularizer: tuple[Regularizer, float] | None = None
         self._open_steps = 0
         self.loss_regular_total: torch.Tensor | float = 0.0
@@ -120,7 +120,7 @@ class TrainStep:
 
     def seed(self, _: Context) -> None:
         """Seed python, numpy, torch and the device by (seed, step, rank): whatever draws in a step, draws it again."""
-        seed_device(step_seed(self._seed, self._state.global_step, self._rank), self._device)
+        seed_device(self._seeds.at(self._state.global_step), self._device)
 
     def prepare_input(self, ctx: Context) -> None:
         """Bring the batch to the device and let the user's method change it."""

@@ -10,7 +10,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from hezar_train.data import Order, open_source
-from hezar_train.data.loader import _before_accelerate
+from hezar_train.data.sources import _before_accelerate
 from hezar_train.errors import DataError
 
 ROWS = [torch.tensor(float(number)) for number in range(10)]

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from hezar_train.config import TrainerConfig
 from hezar_train.data import open_source
-from hezar_train.data.fetcher import identity
+from hezar_train.data.loader import identity
 from hezar_train.data.streams import SamplerSource, StreamSource
 from hezar_train.errors import ConfigError
 from hezar_train.plan import make_plan

@@ -67,9 +67,9 @@ class TestDataset:
         self, toy: Build, table: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seeded: list[int] = []
-        from hezar_train.data import fetcher
+        from hezar_train.data import loader
 
-        monkeypatch.setattr(fetcher, "seed_python_numpy_torch", seeded.append)
+        monkeypatch.setattr(loader, "seed_python_numpy_torch", seeded.append)
         toy(train_dataset=table).train()
         assert len(seeded) <= 5  # at most one for the collator of each batch
         seeded.clear()

@@ -56,7 +56,7 @@ from hezar_train.compat.federatedscope.kept import KeptNames
 from hezar_train.compat.federatedscope.monitor import Monitor
 from hezar_train.compat.federatedscope.trainer import Trainer
 from hezar_train.data import Source, Splits, preserved_randomness
-from hezar_train.data.loader import is_stream
+from hezar_train.data.sources import is_stream
 from hezar_train.data.splits import ArrayDataset
 from hezar_train.errors import ConfigError, DataError, HookError, choices, suggestion
 from hezar_train.loop import HOOK_TRIGGER as TRIGGERS

@@ -1,0 +1,161 @@
+"""What a user may hand in as data, and the source of windows that it becomes.
+
+`open_source` tells a dataset, an iterable dataset and a ready DataLoader apart, once. A dataset with a length becomes a
+`MapSource` (`loader.py`); data that keeps its own place becomes one of the sources of `streams.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from hezar_train.data.collators import default_collator
+from hezar_train.data.failures import form_of
+from hezar_train.data.loader import Collator, MapSource, identity
+from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSource, has_equal_shards
+from hezar_train.data.windows import Order, Source
+from hezar_train.errors import DataError
+
+__all__ = ["collator_for", "is_stream", "open_source"]
+
+
+def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
+    """Return the source of windows for any supported form of data."""
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    if hasattr(dataset, "set_seed"):  # a dataset with a generator of its own
+        dataset.set_seed(order.seed)
+    if isinstance(data, DataLoader):
+        return _from_loader(data, collate, order)
+    if is_stream(data):
+        return _from_stream(data, collate, order)
+    if isinstance(data, Mapping) and 0 not in data:
+        names = ", ".join(repr(key) for key in list(data)[:5])
+        raise DataError(f"a {type(data).__name__} with the keys {names} was given; expected one of them")
+    if isinstance(data, str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise DataError(
+            f"a dataset of type {type(data).__name__} was given; expected something with __len__ and __getitem__, an "
+            "iterable dataset, or a DataLoader"
+        )
+    return MapSource(data, collator_for(data, collate), order)
+
+
+def is_stream(data: Any) -> bool:
+    """Tell whether data can only be iterated: no length, or declared iterable."""
+    if isinstance(data, IterableDataset):
+        return True
+    return hasattr(data, "__iter__") and not (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
+
+
+def collator_for(data: Any, collate: Collator | None) -> Collator:
+    """Choose the collator: the one given, else the dataset's own, else the default."""
+    chosen = collate or getattr(data, "data_collator", None) or default_collator
+    if not callable(chosen):
+        raise DataError(
+            f"the data_collator is {form_of(chosen)}; expected a function, or an object that can be called, that makes "
+            "a batch of a list of samples. Pass one, or none for the usual."
+        )
+    return chosen
+
+
+def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
+    if order.num_workers:
+        raise DataError(
+            f"num_dataloader_workers={order.num_workers} with an iterable dataset: workers read ahead of what was "
+            "trained, so its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with "
+            "state_dict()."
+        )
+    if order.num_processes > 1 and getattr(data, "_distributed", None) is not None:
+        raise DataError(
+            "the iterable dataset is split by split_dataset_by_node() already, and the trainer shares samples out "
+            "among processes itself, so that most would never be seen. Pass it whole."
+        )
+    if order.splits_streams and order.processes is not None and has_equal_shards(data, order.num_processes):
+        return SplitStreamSource(data, order, collator_for(data, collate), order.processes)
+    return StreamSource(data, order, collator_for(data, collate))
+
+
+def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order) -> Source:
+    """Rebuild a plain or random loader on our sampler; keep one that has its own sampler or state."""
+    loader = _before_accelerate(loader, order)
+    if order.num_processes > 1 and isinstance(loader.sampler, DistributedSampler):
+        raise DataError(
+            "the DataLoader has a DistributedSampler, and the trainer shares samples out among processes itself, so "
+            "that some would never be seen. Pass the dataset, or a loader without it."
+        )
+    own = replace(
+        order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
+    )
+    if hasattr(loader, "state_dict") or (is_stream(loader.dataset) and loader.num_workers):
+        return StreamSource(loader, own, identity, is_batched=True)
+    if loader.batch_sampler is None and loader.batch_size is None:
+        return _from_ready_batches(loader, own)
+    collate = collate or _own_collate(loader)
+    if is_stream(loader.dataset):
+        return StreamSource(loader.dataset, own, collate, drop_last=loader.drop_last)
+    if not _has_plain_order(loader):
+        return SamplerSource(loader, collate, own)
+    own = replace(own, shuffle=order.shuffle and isinstance(loader.sampler, RandomSampler))
+    return MapSource(loader.dataset, collate, own, drop_last=loader.drop_last)  # type: ignore[arg-type]
+
+
+def _before_accelerate(loader: DataLoader[Any], order: Order) -> DataLoader[Any]:
+    """Return a loader as it was before `accelerator.prepare(loader)`: here samples are shared out by the trainer."""
+    prepared = getattr(loader, "base_dataloader", None)
+    if prepared is None:
+        return loader
+    given: dict[str, Any] = {
+        name: getattr(prepared, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
+    }
+    if not is_stream(prepared.dataset):
+        batches = _inside(prepared.batch_sampler, "BatchSamplerShard", "batch_sampler")
+        if type(batches) is not BatchSampler:
+            return DataLoader(prepared.dataset, batch_sampler=batches, **given)
+        cut: dict[str, Any] = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+        return DataLoader(prepared.dataset, sampler=batches.sampler, **cut, **given)
+    stream = _inside(prepared.dataset, "IterableDatasetShard", "dataset")
+    if stream is prepared.dataset and order.num_processes > 1:
+        raise DataError(
+            "the DataLoader of an iterable dataset was given to accelerator.prepare(), which shares out its samples, "
+            "and so does the trainer, so that some would never be seen. Return it without prepare()."
+        )
+    size = getattr(prepared.dataset, "batch_size", prepared.batch_size) if stream is not prepared.dataset else None
+    return DataLoader(stream, batch_size=size or prepared.batch_size, drop_last=prepared.drop_last, **given)
+
+
+def _inside(owner: Any, wrapper: str, attribute: str) -> Any:
+    """Return what a wrapper of Accelerate's holds, and anything else as it is; known by name, as it is not needed."""
+    return getattr(owner, attribute) if type(owner).__name__ == wrapper else owner
+
+
+def _has_plain_order(loader: DataLoader[Any]) -> bool:
+    """Tell whether a loader meets every sample once, in order or shuffled, as our own sampler does."""
+    if loader.batch_size is None:
+        return False
+    if type(loader.sampler) is RandomSampler:
+        return not loader.sampler.replacement and loader.sampler._num_samples is None
+    return type(loader.sampler) is SequentialSampler
+
+
+def _from_ready_batches(loader: DataLoader[Any], order: Order) -> Source:
+    if not is_stream(loader.dataset):
+        raise DataError(
+            "a DataLoader with batch_size=None over a dataset with a length was given; expected one that makes "
+            "batches. Give it a batch_size or a batch_sampler, or pass the dataset."
+        )
+    return StreamSource(loader.dataset, order, loader.collate_fn, is_batched=True)
+
+
+def _own_collate(loader: DataLoader[Any]) -> Collator:
+    given: Collator = loader.collate_fn
+    return collator_for(loader.dataset, None) if given is default_collate else given
