@@ -42,16 +42,8 @@ from hezar_train.trainer.context_names import context_names
 from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.finetuning import Finetuning
 from hezar_train.trainer.folder import RunFolder
-from hezar_train.trainer.model_runner import (
-    DeviceHold,
-    ModelRunner,
-    Regularizer,
-    Weigher,
-    build_criterion,
-    counts_labels,
-    find_regularizer,
-    label_counter,
-)
+from hezar_train.trainer.loss_weight import Weigher, counts_labels, label_counter
+from hezar_train.trainer.model_runner import DeviceHold, ModelRunner, Regularizer, build_criterion, find_regularizer
 from hezar_train.trainer.optimization import FirstSettings, Optimization
 from hezar_train.trainer.own_code import OwnSteps, weighed_backward
 from hezar_train.trainer.run_actions import RunActions

@@ -1,10 +1,9 @@
-"""How a user's model is run: what it is called with, where its loss comes from, and what that loss is the mean of.
+"""How a user's model is run: what it is called with, and where its loss comes from.
 
 Every part is optional. A model takes a tensor, a tuple or keywords; returns a tensor, a mapping or a `ModelOutput`;
 and brings its loss as `compute_loss`, through the config's `criterion`, or as `outputs["loss"]`, in this order.
 
-The units of a loss are samples, or labels that count (`Weigher`). The weight of a micro-batch in its window is its
-number of units, so that splitting a batch does not change the gradient, also with padding and in a short last window.
+What a loss is the mean of, and so how much it counts in its window, is in `loss_weight`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ import torch
 from torch import nn
 
 from hezar_train.checkpoint import unwrap
-from hezar_train.data import Window, batch_length, form_of
+from hezar_train.data import form_of
 from hezar_train.errors import ConfigError, DataError, HezarTrainError, choices, suggestion
 from hezar_train.loop import Context
-from hezar_train.metrics import IGNORED_LABEL
 from hezar_train.optim.lookup import import_dotted, is_dotted
-from hezar_train.runtime import Processes
 from hezar_train.trainer.loss_refusals import (
     DIFFERENCE_LOSSES,
     REFUSED_BY_LOSS,
@@ -34,18 +31,14 @@ from hezar_train.trainer.loss_refusals import (
     unlike_shapes,
     usable_criterion,
 )
-from hezar_train.types import TaskType
 
 __all__ = [
     "DeviceHold",
     "ModelRunner",
     "Regularizer",
-    "Weigher",
     "as_outputs",
     "build_criterion",
-    "counts_labels",
     "find_regularizer",
-    "label_counter",
     "labels_of",
     "others_of",
     "register_regularizer",
@@ -264,11 +257,6 @@ def _needs_of(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
 
 
-LABEL_TASKS = {TaskType.SEQUENCE_LABELING, TaskType.MASK_FILLING, TaskType.TEXT_GENERATION, TaskType.LANGUAGE_MODELING}
-LABEL_MODELS = ("ForTokenClassification", "ForMaskedLM")
-CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
-
-
 class DeviceHold:
     """Keep a model on its device while routines run; with offloading, only while the outermost one does."""
 
@@ -292,80 +280,6 @@ class DeviceHold:
             self._depth -= 1
             if moves:
                 self._model.to("cpu")
-
-
-class Weigher:
-    """Say what the micro-batches of a window weigh, before the first of them is trained on."""
-
-    def __init__(self, units_in: Callable[[Any], float] | None, processes: Processes) -> None:
-        """Count the units in a batch by `units_in`; without it they are its samples."""
-        self._units_in, self._processes = units_in, processes
-
-    def weigh(self, window: Window) -> Window:
-        """Say what each micro-batch weighs, and all of them on all processes together."""
-        self.weigh_here(window)
-        if self._processes.count > 1:
-            by_samples = window.count > 0 and self._units_in is None
-            total = float(window.count) if by_samples else self._processes.sum([window.total_weight])[0]
-            window.total_weight = total
-        return window
-
-    def weigh_here(self, window: Window) -> Window:
-        """Say what each micro-batch of this process weighs, and all of them together."""
-        sizes = window.sizes or map(batch_length, window.batches)
-        window.weights = [
-            float(size) if self._units_in is None or not size else self._units_in(batch)
-            for batch, size in zip(window.batches, sizes, strict=True)
-        ]
-        window.total_weight = sum(window.weights)
-        return window
-
-    def weight_of(self, batch: Any, size: int) -> float:
-        """Return the units in a batch of so many samples."""
-        return float(size) if self._units_in is None else self._units_in(batch)
-
-
-def counts_labels(loss_weight: str | None, task: str | None, model: nn.Module) -> bool:
-    """Tell whether the units of this model's loss are labels (else they are samples)."""
-    if loss_weight is not None:
-        return loss_weight == "labels"
-    if task is not None and task in LABEL_TASKS:
-        return True
-    return _is_encoder_decoder(model) is True or type(model).__name__.endswith(LABEL_MODELS + CAUSAL_MODELS)
-
-
-def label_counter(task: str | None, model: nn.Module) -> Callable[[Any], float]:
-    """Return a function that counts a batch's labels; a causal model never predicts the first position."""
-    first = 1 if _is_causal(task, model) else 0
-
-    def count(batch: Any) -> float:
-        labels = labels_of(batch)
-        if not isinstance(labels, torch.Tensor):
-            raise DataError(
-                "the loss is weighed by labels, but the batch has no tensor 'labels'. Set loss_weight='samples'."
-            )
-        counted = labels[..., first:] if labels.ndim > 1 else labels
-        return float((counted != IGNORED_LABEL).sum())
-
-    return count
-
-
-def _is_causal(task: str | None, model: nn.Module) -> bool:
-    if task == TaskType.LANGUAGE_MODELING:
-        return True
-    if _is_encoder_decoder(model) is not None:
-        return not _is_encoder_decoder(model) and (task == TaskType.TEXT_GENERATION or _holds_causal(model))
-    return _holds_causal(model)
-
-
-def _holds_causal(model: nn.Module) -> bool:
-    """Tell whether a model is, or directly wraps, a causal one of transformers."""
-    return any(type(part).__name__.endswith(CAUSAL_MODELS) for part in (model, *model.children()))
-
-
-def _is_encoder_decoder(model: nn.Module) -> bool | None:
-    """Read a transformers-like config; None where the model does not say."""
-    return getattr(getattr(model, "config", None), "is_encoder_decoder", None)
 
 
 Regularizer = Callable[[Context], object]

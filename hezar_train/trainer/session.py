@@ -35,7 +35,8 @@ from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.environment import record_environment, threads_before
 from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.intervals import Due
-from hezar_train.trainer.model_runner import DeviceHold, Weigher
+from hezar_train.trainer.loss_weight import Weigher
+from hezar_train.trainer.model_runner import DeviceHold
 from hezar_train.trainer.run_actions import EVALUATION, SAVING, RunActions
 from hezar_train.trainer.run_files import RunFiles
 from hezar_train.trainer.run_status import RoutineResult, RunStatus
