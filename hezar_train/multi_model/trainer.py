@@ -32,14 +32,13 @@ from hezar_train.runtime import enable_gradient_checkpointing
 from hezar_train.trainer import Given, Parts, RoutineResult, Trainer, assemble
 from hezar_train.trainer.export import exchanged_names, give_parameters, take_parameters
 from hezar_train.trainer.model_runner import ModelRunner
-from hezar_train.trainer.optimization import (
-    Optimization,
+from hezar_train.trainer.optimizer_setup import (
     optimizer_for,
     refuse_foreign_optimizer,
     schedule_for,
     scheduler_for,
 )
-from hezar_train.trainer.train_step import TrainStep
+from hezar_train.trainer.train_step import Optimization, TrainStep
 from hezar_train.types import Mode
 
 __all__ = ["INTERACTIONS", "ModelDict", "MultiModelTrainer"]

@@ -41,16 +41,16 @@ from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.context_names import context_names
 from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.finetuning import Finetuning
-from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.loss_weight import Weigher, counts_labels, label_counter
 from hezar_train.trainer.model_runner import DeviceHold, ModelRunner, Regularizer, build_criterion, find_regularizer
-from hezar_train.trainer.optimization import FirstSettings, Optimization
+from hezar_train.trainer.optimizer_setup import FirstSettings
 from hezar_train.trainer.own_code import OwnSteps, weighed_backward
 from hezar_train.trainer.run_actions import RunActions
+from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.run_status import RunStatus
 from hezar_train.trainer.session import Agreement, RunSession
 from hezar_train.trainer.train_data import RunSetup, TrainData
-from hezar_train.trainer.train_step import TrainStep, UpdateLog
+from hezar_train.trainer.train_step import Optimization, TrainStep, UpdateLog
 from hezar_train.types import Mode
 
 __all__ = ["Given", "Parts", "as_module", "assemble", "in_order", "preprocessor_for", "refuse_missing"]

@@ -54,9 +54,10 @@ from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
 from hezar_train.trainer.finetuning import freeze_as_saved
-from hezar_train.trainer.folder import RunFolder
-from hezar_train.trainer.optimization import Optimization, parameters_of
+from hezar_train.trainer.optimizer_setup import parameters_of
+from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.train_data import RunSetup
+from hezar_train.trainer.train_step import Optimization
 
 __all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "load_initial_weights"]
 

@@ -25,9 +25,8 @@ from hezar_train.plan import UNLIMITED, End, Plan, make_plan
 from hezar_train.runtime import DataParallel, Runtime
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer
-from hezar_train.trainer.optimization import Optimization
 from hezar_train.trainer.own_code import OwnSteps
-from hezar_train.trainer.train_step import TrainStep
+from hezar_train.trainer.train_step import Optimization, TrainStep
 from hezar_train.types import Mode
 
 __all__ = [

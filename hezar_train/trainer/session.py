@@ -33,12 +33,11 @@ from hezar_train.terminal.display import num_parameters
 from hezar_train.terminal.progress import mean_distance
 from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.environment import record_environment, threads_before
-from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.intervals import Due
 from hezar_train.trainer.loss_weight import Weigher
 from hezar_train.trainer.model_runner import DeviceHold
 from hezar_train.trainer.run_actions import EVALUATION, SAVING, RunActions
-from hezar_train.trainer.run_files import RunFiles
+from hezar_train.trainer.run_files import RunFiles, RunFolder
 from hezar_train.trainer.run_status import RoutineResult, RunStatus
 from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
 from hezar_train.trainer.train_step import TrainStep, UpdateLog

@@ -7,6 +7,9 @@
     UPDATE           guard, clip, step, zero_grad
     BATCH_END        count, schedule
 
+`TrainStep` holds these hooks; `Optimization` does what those of GRADIENTS and UPDATE ask for: it joins, unscales,
+norms and clips the gradients, and steps the optimizer.
+
 This is the hot path: nothing here waits for the device but the guard, in every update (one read; with several processes
 one for the norm and one for the loss), and a scaler, where one steps.
 """
@@ -14,50 +17,30 @@ one for the norm and one for the loss), and a scaler, where one steps.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from hezar_train.data import Window, note_samples, seed_device, step_seeds
 from hezar_train.errors import DataError, HookError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
 from hezar_train.loop import DONE_BY_USER, Context, HookSet, Moment, Verbs, add_loss, refuse_non_finite, share_of
-from hezar_train.runtime import Runtime, SyncedBatchNorm, to_device
+from hezar_train.optim import Schedule
+from hezar_train.runtime import DataParallel, Runtime, SyncedBatchNorm, to_device
+from hezar_train.runtime.sharding import gradient_norm, local_gradients
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer, as_outputs, labels_of, others_of
-from hezar_train.trainer.optimization import Optimization
+from hezar_train.trainer.own_code import OwnSteps
 
-__all__ = ["TrainStep", "UpdateLog"]
+__all__ = ["Optimization", "TrainStep", "UpdateLog"]
 
-
-class UpdateLog:
-    """Where a run's updates are written down while it trains: the ledger, and each update's loss in the storage."""
-
-    def __init__(self, storage: EventStorage) -> None:
-        self._storage, self._is_open = storage, False
-        self._ledger: Ledger | None = None
-
-    def open(self, ledger: Ledger | None) -> None:
-        """Write to a ledger as well, which only the main process has."""
-        self._ledger, self._is_open = ledger, True
-
-    def close(self) -> None:
-        """Write nothing down from now on."""
-        self._ledger, self._is_open = None, False
-
-    def note(self, state: TrainerState, window: Window | None, loss: float) -> None:
-        """Let what hooks measure belong to this step; of an update, write down which samples it took, and its loss."""
-        if not self._is_open:
-            return
-        self._storage.step = state.global_step
-        if window is None:
-            return
-        if self._ledger is not None:
-            self._ledger.add(state.update_step, state.epoch, window.first, window.count)
-        self._storage.samples = state.samples_seen
-        self._storage.put_scalar("train.step_loss", loss)
+CLIP_MARGIN = 1e-6  # what torch adds to the norm before it divides
 
 
 class TrainStep:
@@ -274,3 +257,171 @@ def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tenso
     if not reached and loss.requires_grad:  # a model that returns its loss alone
         return loss * 0.0
     return sum((value.float().sum() * 0.0 for value in reached), start=loss.detach() * 0.0).nan_to_num()
+
+
+class Optimization:
+    """Apply the gradients of a window, once they are known to be finite, and drive the schedule.
+
+    The plain optimizer and a cached parameter list are used: Accelerate's wrapper costs more than a small model's step.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        scaler: torch.amp.GradScaler | None = None,
+        max_grad_norm: float | None = None,
+        data_parallel: DataParallel | None = None,
+        own_steps: OwnSteps | None = None,
+    ) -> None:
+        """`data_parallel` joins the gradients of several processes; None where there is only this one.
+
+        `own_steps` sees what others than this class do with the optimizer.
+        """
+        self.optimizer, self.schedule = optimizer, schedule
+        self._scaler, self._data_parallel = scaler, data_parallel
+        self.max_grad_norm = max_grad_norm
+        """What the norm of the gradients is limited to; None: nothing."""
+        self._list_parameters()
+        self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
+        self._gathered: object = None
+        self._own_steps = OwnSteps() if own_steps is None else own_steps
+        gather = weakref.WeakMethod(self._gather_own)  # an optimizer may outlive the trainer that it was passed to
+        # before the data-parallel part sees a step: it joins what is weighed here
+        self._own_steps.watch(optimizer, partial(_call_weak, gather), is_scaled=scaler is not None)
+        if data_parallel is not None:
+            data_parallel.watch(optimizer)
+
+    def _list_parameters(self) -> None:
+        """List what the optimizer steps; listing it in every update would cost as much as a small model's step."""
+        groups = self.optimizer.param_groups
+        self._num_groups = len(groups)
+        self._parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
+        self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
+        self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
+
+    def _gather_own(self, update: object, factor: float) -> None:
+        """Weigh gradients of a plain backward, then gather them."""
+        if factor != 1.0:
+            for gradient in self._gradients():
+                gradient.mul_(factor)
+        self.gather_gradients(update)
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters that learn."""
+        return [parameter for parameter in self._parameters if parameter.requires_grad]
+
+    @property
+    def skips_non_finite(self) -> bool:
+        """Tell whether a scaler expects overflows and skips such updates by itself."""
+        return self._scaler is not None
+
+    def gather_gradients(self, update: object) -> None:
+        """Sum the gradients over all processes and unscale them, once for an update, as which its window counts."""
+        if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
+            return
+        self._gathered = update
+        if len(self.optimizer.param_groups) != self._num_groups:  # add_param_group(): it is normed and clipped, too
+            self._list_parameters()
+        if self._data_parallel is not None:
+            self._data_parallel.join_gradients()
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm over all gradients; it stays on the device."""
+        if self._is_sharded:
+            return gradient_norm(self._parameters)
+        gradients = self._gradients()
+        if not gradients:
+            return torch.zeros(())
+        if not self._is_uniform or any(g.is_sparse for g in gradients):
+            return torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
+        norms = list(torch._foreach_norm(gradients))
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
+
+    def clip(self, norm: float) -> None:
+        """Scale the gradients down to `max_grad_norm`, if they are longer."""
+        if self.max_grad_norm is None or norm + CLIP_MARGIN <= self.max_grad_norm:
+            return
+        factor = self.max_grad_norm / (norm + CLIP_MARGIN)
+        gradients = self._gradients()
+        if self._is_uniform and not any(g.is_sparse for g in gradients):
+            torch._foreach_mul_(gradients, factor)
+            return
+        for gradient in gradients:
+            gradient.mul_(factor)
+
+    def step(self) -> bool:
+        """Step the optimizer; return False if the scaler skipped it."""
+        self._own_steps.is_ours = True
+        try:
+            if self._scaler is None:
+                self._step()
+                return True
+            before = self._scaler.get_scale()
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+            return bool(self._scaler.get_scale() >= before)
+        finally:
+            self._own_steps.is_ours = False
+
+    def apply(self, norm: float) -> bool:
+        """Do an update of a finite norm: clip, step, free the gradients; return False if the scaler skipped it."""
+        self.clip(norm)
+        is_applied = self.step()
+        self.zero_grad()
+        return is_applied
+
+    def zero_grad(self) -> None:
+        """Free the gradients; what comes next belongs to another update."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._gathered = None
+        if self._data_parallel is not None:
+            self._data_parallel.forget()
+
+    def follow(self, schedule: Schedule) -> None:
+        """Drive another schedule from now on."""
+        self.schedule, self._step = schedule, self.optimizer.step
+
+    def _gradients(self) -> list[Tensor]:
+        """Return what this process holds of the gradients."""
+        if self._is_sharded:
+            return local_gradients(self._parameters)
+        return [p.grad for p in self._parameters if p.grad is not None]
+
+
+def _call_weak(method: weakref.WeakMethod[Callable[..., None]], *arguments: Any) -> None:
+    if (found := method()) is not None:
+        found(*arguments)
+
+
+class UpdateLog:
+    """Where a run's updates are written down while it trains: the ledger, and each update's loss in the storage."""
+
+    def __init__(self, storage: EventStorage) -> None:
+        self._storage, self._is_open = storage, False
+        self._ledger: Ledger | None = None
+
+    def open(self, ledger: Ledger | None) -> None:
+        """Write to a ledger as well, which only the main process has."""
+        self._ledger, self._is_open = ledger, True
+
+    def close(self) -> None:
+        """Write nothing down from now on."""
+        self._ledger, self._is_open = None, False
+
+    def note(self, state: TrainerState, window: Window | None, loss: float) -> None:
+        """Let what hooks measure belong to this step; of an update, write down which samples it took, and its loss."""
+        if not self._is_open:
+            return
+        self._storage.step = state.global_step
+        if window is None:
+            return
+        if self._ledger is not None:
+            self._ledger.add(state.update_step, state.epoch, window.first, window.count)
+        self._storage.samples = state.samples_seen
+        self._storage.put_scalar("train.step_loss", loss)

@@ -47,12 +47,11 @@ from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_o
 from hezar_train.trainer.checkpointing import choose_checkpoint, load_initial_weights
 from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors
 from hezar_train.trainer.evaluator import EvaluationReport
-from hezar_train.trainer.folder import RunFolder
 from hezar_train.trainer.generation import decoder_of, label_names_of
 from hezar_train.trainer.invariance import InvarianceReport, verify_invariance
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings, find_lr
 from hezar_train.trainer.model_runner import Regularizer
-from hezar_train.trainer.optimization import (
+from hezar_train.trainer.optimizer_setup import (
     FirstSettings,
     optimizer_for,
     refuse_foreign_optimizer,
@@ -69,7 +68,7 @@ from hezar_train.trainer.reconfigure import (
     reschedule,
 )
 from hezar_train.trainer.report_samples import Drawn
-from hezar_train.trainer.run_files import append_row
+from hezar_train.trainer.run_files import RunFolder, append_row
 from hezar_train.trainer.run_status import RoutineResult
 from hezar_train.trainer.train_data import RunSetup, TrainData, size_of
 from hezar_train.types import Mode

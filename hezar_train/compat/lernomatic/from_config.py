@@ -33,7 +33,7 @@ from hezar_train.trainer import Given, Parts
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.evaluator import EvalBatches
 from hezar_train.trainer.finetuning import FROZEN, freeze_first, frozen_names, unfreeze_first
-from hezar_train.trainer.optimization import FirstSettings, refuse_foreign_optimizer
+from hezar_train.trainer.optimizer_setup import FirstSettings, refuse_foreign_optimizer
 from hezar_train.trainer.reconfigure import refuse_while_learning
 
 __all__ = ["ConfigTrainer", "all_writers"]

@@ -61,7 +61,7 @@ from hezar_train.run_layout import METRICS_FILE
 from hezar_train.runtime import logger
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.assemble import Given, Parts
-from hezar_train.trainer.optimization import schedule_for
+from hezar_train.trainer.optimizer_setup import schedule_for
 from hezar_train.trainer.own_code import kept_attributes
 from hezar_train.trainer.run_status import RoutineResult
 

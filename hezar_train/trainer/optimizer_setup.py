@@ -1,14 +1,12 @@
-"""Optimization: gradients joined and unscaled, gradient norm and clipping, the optimizer's step, the schedule's tick.
+"""The optimizer and the schedule that a config asks for, and the settings they began with.
 
-The plain optimizer and a cached parameter list are used: Accelerate's wrapper costs more than a small model's step.
+How an optimizer is built from its name is in `optim/optimizers.py`; what steps it is `Optimization` in `train_step.py`.
 """
 
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,164 +25,24 @@ from hezar_train.optim import (
     watches_metric,
 )
 from hezar_train.plan import Plan
-from hezar_train.runtime import DataParallel
-from hezar_train.runtime.sharding import gradient_norm, is_sharded, local_gradients
-from hezar_train.trainer.own_code import OwnSteps
+from hezar_train.runtime.sharding import is_sharded
 
 __all__ = [
     "FirstSettings",
-    "Optimization",
+    "driven_settings",
     "optimizer_for",
     "parameters_of",
     "refuse_foreign_optimizer",
+    "reset_driven",
     "schedule_for",
     "scheduler_for",
 ]
-
-CLIP_MARGIN = 1e-6  # what torch adds to the norm before it divides
 
 DRIVEN = ("lr", "momentum", "betas")
 """What a schedule drives in a parameter group."""
 
 LEFT_BEHIND = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
 """What torch's schedulers leave in a group for themselves, and would take up from one another."""
-
-
-class Optimization:
-    """Apply the gradients of a window, once they are known to be finite, and drive the schedule."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        scaler: torch.amp.GradScaler | None = None,
-        max_grad_norm: float | None = None,
-        data_parallel: DataParallel | None = None,
-        own_steps: OwnSteps | None = None,
-    ) -> None:
-        """`data_parallel` joins the gradients of several processes; None where there is only this one.
-
-        `own_steps` sees what others than this class do with the optimizer.
-        """
-        self.optimizer, self.schedule = optimizer, schedule
-        self._scaler, self._data_parallel = scaler, data_parallel
-        self.max_grad_norm = max_grad_norm
-        """What the norm of the gradients is limited to; None: nothing."""
-        self._list_parameters()
-        self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
-        self._gathered: object = None
-        self._own_steps = OwnSteps() if own_steps is None else own_steps
-        gather = weakref.WeakMethod(self._gather_own)  # an optimizer may outlive the trainer that it was passed to
-        # before the data-parallel part sees a step: it joins what is weighed here
-        self._own_steps.watch(optimizer, partial(_call_weak, gather), is_scaled=scaler is not None)
-        if data_parallel is not None:
-            data_parallel.watch(optimizer)
-
-    def _list_parameters(self) -> None:
-        """List what the optimizer steps; listing it in every update would cost as much as a small model's step."""
-        groups = self.optimizer.param_groups
-        self._num_groups = len(groups)
-        self._parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
-        self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
-        self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
-
-    def _gather_own(self, update: object, factor: float) -> None:
-        """Weigh gradients of a plain backward, then gather them."""
-        if factor != 1.0:
-            for gradient in self._gradients():
-                gradient.mul_(factor)
-        self.gather_gradients(update)
-
-    @property
-    def trained(self) -> list[Tensor]:
-        """The parameters that learn."""
-        return [parameter for parameter in self._parameters if parameter.requires_grad]
-
-    @property
-    def skips_non_finite(self) -> bool:
-        """Tell whether a scaler expects overflows and skips such updates by itself."""
-        return self._scaler is not None
-
-    def gather_gradients(self, update: object) -> None:
-        """Sum the gradients over all processes and unscale them, once for an update, as which its window counts."""
-        if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
-            return
-        self._gathered = update
-        if len(self.optimizer.param_groups) != self._num_groups:  # add_param_group(): it is normed and clipped, too
-            self._list_parameters()
-        if self._data_parallel is not None:
-            self._data_parallel.join_gradients()
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
-
-    def gradient_norm(self) -> Tensor:
-        """Return the norm over all gradients; it stays on the device."""
-        if self._is_sharded:
-            return gradient_norm(self._parameters)
-        gradients = self._gradients()
-        if not gradients:
-            return torch.zeros(())
-        if not self._is_uniform or any(g.is_sparse for g in gradients):
-            return torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
-        norms = list(torch._foreach_norm(gradients))
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return total
-
-    def clip(self, norm: float) -> None:
-        """Scale the gradients down to `max_grad_norm`, if they are longer."""
-        if self.max_grad_norm is None or norm + CLIP_MARGIN <= self.max_grad_norm:
-            return
-        factor = self.max_grad_norm / (norm + CLIP_MARGIN)
-        gradients = self._gradients()
-        if self._is_uniform and not any(g.is_sparse for g in gradients):
-            torch._foreach_mul_(gradients, factor)
-            return
-        for gradient in gradients:
-            gradient.mul_(factor)
-
-    def step(self) -> bool:
-        """Step the optimizer; return False if the scaler skipped it."""
-        self._own_steps.is_ours = True
-        try:
-            if self._scaler is None:
-                self._step()
-                return True
-            before = self._scaler.get_scale()
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-            return bool(self._scaler.get_scale() >= before)
-        finally:
-            self._own_steps.is_ours = False
-
-    def apply(self, norm: float) -> bool:
-        """Do an update of a finite norm: clip, step, free the gradients; return False if the scaler skipped it."""
-        self.clip(norm)
-        is_applied = self.step()
-        self.zero_grad()
-        return is_applied
-
-    def zero_grad(self) -> None:
-        """Free the gradients; what comes next belongs to another update."""
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._gathered = None
-        if self._data_parallel is not None:
-            self._data_parallel.forget()
-
-    def follow(self, schedule: Schedule) -> None:
-        """Drive another schedule from now on."""
-        self.schedule, self._step = schedule, self.optimizer.step
-
-    def _gradients(self) -> list[Tensor]:
-        """Return what this process holds of the gradients."""
-        if self._is_sharded:
-            return local_gradients(self._parameters)
-        return [p.grad for p in self._parameters if p.grad is not None]
-
-
-def _call_weak(method: weakref.WeakMethod[Callable[..., None]], *arguments: Any) -> None:
-    if (found := method()) is not None:
-        found(*arguments)
 
 
 class FirstSettings:
