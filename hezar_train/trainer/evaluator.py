@@ -26,6 +26,7 @@ from hezar_train.events import EventStorage
 from hezar_train.hooks import StopFlag
 from hezar_train.loop import Context, HookSet, Loop, Moment, Routine, Verbs
 from hezar_train.metrics import MetricsHandler, Table, poisson_weights
+from hezar_train.metrics.metric import in_float64
 from hezar_train.plan import UNLIMITED, Plan, one_pass
 from hezar_train.runtime import DataParallel, Processes, Runtime, to_device
 from hezar_train.state import TrainerState
@@ -348,7 +349,7 @@ class EvaluationSteps:
             return
         weight = window.weights[step.batch_in_window]
         if weight:  # a mean over no unit is NaN
-            self._loss = self._loss + step.outputs["loss"].double() * weight
+            self._loss = self._loss + in_float64(step.outputs["loss"]) * weight
             self._weight += weight
         place = (window.firsts[step.batch_in_window], window.sizes[step.batch_in_window])
         self._measure_metrics(place, step.outputs, labels_of(step.batch), weight)

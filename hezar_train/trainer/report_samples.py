@@ -203,7 +203,7 @@ def _in_8_bits(pixels: torch.Tensor) -> torch.Tensor:
     """Stretch pixels from their smallest to their largest value; 8 bits stay as they are."""
     if pixels.dtype == torch.uint8:
         return pixels
-    values = pixels.double().nan_to_num(0.0, 0.0, 0.0)
+    values = pixels.cpu().double().nan_to_num(0.0, 0.0, 0.0)
     low, high = values.min(), values.max()
     return ((values - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8)
 
