@@ -57,7 +57,8 @@ class TrainerState:
     """Whether this epoch has no samples left."""
 
     evaluation_pending: bool = False
-    """Whether an evaluation fell due and its result is not yet recorded."""
+    """Whether what follows this step's save is still to be done: its evaluation, where there is one, and what that
+    changes (best, plateau, stop). A checkpoint is saved before; a resume does it first."""
 
     loss_tracker_sum: float = 0.0
     """Sum of the weighted losses that the running mean is taken over."""

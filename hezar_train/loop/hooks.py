@@ -2,8 +2,9 @@
 
 A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
 own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
-Hooks watch and ask; one default hook, always last, does what is due. It and the one that counts are required: they can
-be listed and not removed, because without them no run would end.
+Hooks watch and ask; one default hook, `due`, always last, does what is due. It is required, and so are `count` and
+`keep_place`, which notes where the data is: they can be listed and not removed. Without them a run would not end, or
+its checkpoints would not know where it was.
 """
 
 from __future__ import annotations
@@ -200,8 +201,9 @@ def _entry_of(call: HookCall) -> _Entry:
 
 def _needed(name: str, moment: Moment) -> str:
     return (
-        f"the hook {name!r} at {moment} is required: without it nothing is counted, nothing falls due and no signal is "
-        "seen, so the run would not end. Leave it, and put hooks of your own before it."
+        f"the hook {name!r} at {moment} is required: without `count`, `keep_place` and `due` nothing is counted, no "
+        "checkpoint knows where the data was, nothing falls due and no signal is seen, so the run would not end. Leave "
+        "it, and put hooks of your own before it."
     )
 
 

@@ -1,5 +1,7 @@
 """The loop: `for epoch`, `for batch`, and the moments at which hooks run. It stands here and nowhere else.
 
+A step is one micro-batch; an update is one step of the optimizer, over a window of micro-batches.
+
     fit()                         FIT_START
       for epoch                   EPOCH_START
         run_epoch()
@@ -82,16 +84,16 @@ class Loop:
         hooks: HookSet,
         verbs: Verbs,
         weigh: Callable[[Window], Window],
-        forget_failure: Callable[[], None],
+        drop_gradients: Callable[[], None],
         while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Walk with the hooks of training, unless a fit has others.
 
-        `weigh` says what the micro-batches of a window weigh; `forget_failure` is called when a fit fails half way;
-        `while_learning` is held while one is under way.
+        `weigh` says what the micro-batches of a window weigh; `drop_gradients` is called when a fit fails half
+        way; `while_learning` is held while one is under way.
         """
         self._ctx, self._model, self._hooks, self._verbs = ctx, model, hooks, verbs
-        self._weigh, self._forget_failure, self._while_learning = weigh, forget_failure, while_learning
+        self._weigh, self._drop_gradients, self._while_learning = weigh, drop_gradients, while_learning
         self._fits: list[Fit] = []
         self.batches: EpochBatches | None = None
         """The batches of the epoch under way, or of the last one."""
@@ -128,7 +130,7 @@ class Loop:
                 fit.take_lengths(self._ctx)
                 yield
         except BaseException:
-            self._forget_failure()
+            self._drop_gradients()
             raise
         finally:
             self._fits.pop()
@@ -268,11 +270,12 @@ class Routine:
             self._ctx.clear(Lifecycle.EPOCH)
 
     def batches(
-        self, windows: Iterable[Window], number_in_epoch: int = 0, settle: Callable[[], None] | None = None
+        self, windows: Iterable[Window], number_in_epoch: int = 0, check_loss: Callable[[], None] | None = None
     ) -> Generator[Any, None, None]:
         """Yield each micro-batch between its BATCH_START and its BATCH_END; the batch's variables end with it.
 
-        Where something is learned, `settle` is called before the BATCH_END of a batch whose loss is not known by then.
+        Where something is learned, `check_loss` is called before the BATCH_END of each batch whose update no hook has
+        read the loss of: one that does not close its window, and any that goes the user's own way.
         """
         ctx, step = self._ctx, self._ctx.step
         starts, ends = self._calls[Moment.BATCH_START], self._calls[Moment.BATCH_END]
@@ -288,8 +291,8 @@ class Routine:
                     for call in starts:
                         call(ctx)
                     yield step.batch
-                    if settle is not None and (step.loss_value is None or not step.is_loss_noted):
-                        settle()
+                    if check_loss is not None and (step.loss_value is None or not step.is_loss_noted):
+                        check_loss()
                     for call in ends:
                         call(ctx)
                 finally:
@@ -404,7 +407,7 @@ class Fit:
             yield self.weigh(window)
 
     def close_epoch(self, steps_before: int) -> None:
-        """Mark an epoch whose data has run out as finished."""
+        """Mark an epoch as finished where `count` could not know it: no step was left, or hooks have shortened it."""
         state = self.state
         went_on = state.global_step != steps_before
         if not went_on and self.ends:  # asked to stop before the first step: what is left of the epoch stays
@@ -438,7 +441,7 @@ class EpochBatches:
 
     def __iter__(self) -> Generator[Any, None, None]:
         fit = self._fit
-        self._walk = fit.routine.batches(fit.windows(self._epoch), fit.state.epoch_step, self._settle)
+        self._walk = fit.routine.batches(fit.windows(self._epoch), fit.state.epoch_step, self._check_loss)
         return self._walk
 
     def close(self) -> None:
@@ -456,8 +459,11 @@ class EpochBatches:
                 "set max_steps."
             )
 
-    def _settle(self) -> None:
-        """Read the loss of an update that was done in the user's own way."""
+    def _check_loss(self) -> None:
+        """Raise if a batch has noted no loss; at the end of a window whose loss no hook has read, read it.
+
+        The second is an update that was done in the user's own way: an overridden `optimization_step` without super().
+        """
         step = self._ctx.step
         if not step.is_loss_noted:
             raise DataError(

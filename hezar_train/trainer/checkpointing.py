@@ -202,18 +202,18 @@ class Checkpointing:
         self,
         on_saved: Callable[..., None] | None,
         *,
-        is_kept: bool,
+        saves_for_all: bool,
         while_closing: Callable[[], AbstractContextManager[None]],
     ) -> Iterator[None]:
         """Be able to save while the body runs; then, in `while_closing`, wait for the save under way.
 
-        Where each process has a share of the model all of them save, else the one of which `is_kept` says so. A second
-        Ctrl-C, which raises KeyboardInterrupt, does not wait.
+        Where each process has a share of the model all of them save, else the one that `saves_for_all` (it has the
+        run's files). A second Ctrl-C, which raises KeyboardInterrupt, does not wait.
         """
         store = self._store if self._group is None else SharedStore(self._store.root, self._group)
         config, is_abandoned = self._setup.config, False
-        self._restored = None  # from here on the state says where the run is
-        if is_kept or self._group is not None:
+        self._restored = None  # the folder was taken over for it already; from here on the state says where the run is
+        if saves_for_all or self._group is not None:
             self._writer = CheckpointWriter(store, config.async_save, config.save_total_limit, on_saved)
         self._needs_room = self._writer is not None
         try:
@@ -317,7 +317,10 @@ class Checkpointing:
         }
 
     def _protected(self, writer: CheckpointWriter) -> set[int]:
-        """Return the best checkpoints that retention must leave: the one on disk stays until a better one is there."""
+        """Return what retention must leave: the best, and the last best one whose folder was seen.
+
+        The best of now may still be being written; until its folder is there, the one before it stays.
+        """
         best = self._state.best_checkpoint
         if best is not None and writer.store.path(best).exists():
             self._best_on_disk = best

@@ -66,7 +66,10 @@ class Due:
         self._periods = [period for period in periods if period is not None]
 
     def at_batch_end(self, ctx: Context) -> None:
-        """Do what is due inside an epoch; an update that ends it leaves all to the epoch's end."""
+        """Do what is due inside an epoch.
+
+        An update that ends the epoch or the run leaves all to EPOCH_END, which comes also where a run ends inside one.
+        """
         step = ctx.step
         if step.closes_window and self._processes.count > 1:
             self.agree_on_requests()
@@ -122,7 +125,7 @@ class Due:
             state.evaluation_pending = concludes
             self._actions.save()
             self.save_requested = False
-        if saves or not self._saves:  # a signal that came too late for this save leaves with the next
+        if saves or not self._saves:  # leave only after a save, so that nothing is lost; at once where none is made
             self._leave_if_asked()
         if concludes:
             self.conclude()

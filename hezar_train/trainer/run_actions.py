@@ -93,7 +93,7 @@ class RunActions:
         self._pusher: Pusher | None = None
         self._noted_time = perf_counter()
         self._totals: dict[str, int] = {}
-        self._last_save: int | None = None
+        self._last_asked: int | None = None  # the step of the last save that fell due, on every process
 
     def follow(self, setup: RunSetup) -> None:
         """Act for another config, on other data."""
@@ -138,7 +138,7 @@ class RunActions:
 
     def _save_checkpoint(self) -> None:
         """Save a checkpoint; where each process has a share of the model, all do it together."""
-        self._last_save = self.state.global_step
+        self._last_asked = self.state.global_step
         if not self.checkpointing.saves_here:
             return
         with self.aside(SAVING):
@@ -160,10 +160,10 @@ class RunActions:
 
     def refuse_lost_end(self) -> None:
         """Raise if the last save was refused by a full disk; on all processes, after the writer has written all."""
-        if self._last_save is None:
+        if self._last_asked is None:
             return
         newest = self.checkpointing.newest_saved()
-        if newest is None or newest < self._last_save:
+        if newest is None or newest < self._last_asked:
             raise CheckpointError(
                 f"the disk is full, and the end of this run is not on it: {self._saved_words(newest)}. Free some "
                 "space; `hezar-train resume` (resume_from_checkpoint=True) then trains what is missing. In Python "

@@ -134,7 +134,7 @@ class RunSession:
         self.walk_fit(self.make_fit(hooks, split))
 
     def walk_fit(self, fit: Fit) -> None:
-        """Walk to the end of a fit; an evaluation that a kill broke off comes first."""
+        """Walk to the end of a fit; first comes what still follows the save that it goes on from: evaluation, best."""
         self._due.begin(fit)
         self.train_step.begin()
         self.loop.fit(fit, self._conclude_pending)
@@ -287,8 +287,10 @@ class RunSession:
     def _writing(self) -> AbstractContextManager[None]:
         """Be able to save while the body runs; then wait for the save under way."""
         on_saved = None if self._pusher is None else self._pusher.note_saved
-        is_kept = self._files is not None
-        return self.checkpointing.writing(on_saved, is_kept=is_kept, while_closing=lambda: self.actions.aside(SAVING))
+        saves_for_all = self._files is not None
+        return self.checkpointing.writing(
+            on_saved, saves_for_all=saves_for_all, while_closing=lambda: self.actions.aside(SAVING)
+        )
 
     @contextmanager
     def _end_noted(self) -> Iterator[None]:

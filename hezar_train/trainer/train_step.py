@@ -3,9 +3,9 @@
     BATCH_START      seed, prepare_input
     BATCH_FORWARD    forward, regularize (where the config names a regulariser)
     BATCH_BACKWARD   backward
-    GRADIENTS        gather: summed over the processes, unscaled, not clipped yet
-    UPDATE           guard, clip, step, zero_grad
-    BATCH_END        count, schedule
+    GRADIENTS        gather: those of the whole window on all processes, unscaled, not clipped yet
+    UPDATE           guard, clip, step, zero_grad; a hook that is added comes after them, when the gradients are gone
+    BATCH_END        count, schedule, then `keep_place` and `progress` (`RunSession.register`), users' hooks, and `due`
 
 `TrainStep` holds these hooks; `Optimization` does what those of GRADIENTS and UPDATE ask for: it joins, unscales,
 norms and clips the gradients, and steps the optimizer.
@@ -142,7 +142,7 @@ class TrainStep:
         if step.loss_task is not None and share:  # a hook has put another loss in the place of both
             trained = _trainable(step.loss_task) * share
         if self._world > 1:
-            trained = trained * self._world  # what the processes compute is averaged
+            trained = trained * self._world  # shares are of all processes' sum, and `gather` averages over them
         if trained.requires_grad:
             (trained if self._scaler is None else self._scaler.scale(trained)).backward()  # type: ignore[no-untyped-call]
         step.outputs["loss"] = loss.detach()
@@ -202,7 +202,10 @@ class TrainStep:
         self._optimization.zero_grad()
 
     def count(self, ctx: Context) -> None:
-        """Bring the state forward; everything but the step counts when the window closes."""
+        """Bring the state forward: `global_step` and `epoch_step` count micro-batches, all else counts closed windows.
+
+        `update_step` counts those of them that a scaler did not skip.
+        """
         state, step = self._state, ctx.step
         state.global_step += 1
         state.epoch_step += 1

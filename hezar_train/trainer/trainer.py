@@ -91,8 +91,8 @@ class Trainer:
                 run_step()
                   training_step()       BATCH_FORWARD      forward, compute_loss
                                         BATCH_BACKWARD
-                  optimization_step()   GRADIENTS, UPDATE  on the window's last micro-batch
-                                        BATCH_END          count, schedule, what is due: log, save, evaluate
+                  optimization_step()   GRADIENTS, UPDATE  on the window's last micro-batch; gradients: at GRADIENTS
+                                        BATCH_END          count, schedule, your hooks, what is due: log, save, evaluate
                                         EPOCH_END
                                         FIT_END            also after a failure
     """
