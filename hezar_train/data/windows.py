@@ -8,6 +8,9 @@ cell exceeds batch_size; that is all this module knows about batch sizes.
 A process whose cell is empty still runs the forward, because other processes may wait for it there: it is given filler,
 the window's last samples once more, which count for nothing.
 
+`SplitStreamSource` alone is not cut: there a micro-batch is what each process has read of its own files, so sizes may
+differ, and the filler is the process's own.
+
 Four kinds of data give windows. In `loader.py`, `MapSource`: a dataset with a length, in the order of `RangedSampler`;
 its position is one integer. In `streams.py`, `SamplerSource`: a ready DataLoader with a sampler of its own;
 `StreamSource`: an iterable dataset, or a loader that counts for itself; `SplitStreamSource`: a stream of which each

@@ -84,16 +84,17 @@ class Loop:
         hooks: HookSet,
         verbs: Verbs,
         weigh: Callable[[Window], Window],
-        drop_gradients: Callable[[], None],
+        start_over: Callable[[], None],
         while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Walk with the hooks of training, unless a fit has others.
 
-        `weigh` says what the micro-batches of a window weigh; `drop_gradients` is called when a fit fails half
-        way; `while_learning` is held while one is under way.
+        `weigh` says what the micro-batches of a window weigh; `start_over` lets what joins the gradients
+        forget a step that failed half way (the open window itself is taken back when the next call begins);
+        `while_learning` is held while a fit is under way.
         """
         self._ctx, self._model, self._hooks, self._verbs = ctx, model, hooks, verbs
-        self._weigh, self._drop_gradients, self._while_learning = weigh, drop_gradients, while_learning
+        self._weigh, self._start_over, self._while_learning = weigh, start_over, while_learning
         self._fits: list[Fit] = []
         self.batches: EpochBatches | None = None
         """The batches of the epoch under way, or of the last one."""
@@ -130,7 +131,7 @@ class Loop:
                 fit.take_lengths(self._ctx)
                 yield
         except BaseException:
-            self._drop_gradients()
+            self._start_over()
             raise
         finally:
             self._fits.pop()

@@ -117,7 +117,7 @@ class MultiModelLoop(Loop):
         hooks: HookSet,
         verbs: Verbs,
         weigh: Callable[[Window], Window],
-        drop_gradients: Callable[[], None],
+        start_over: Callable[[], None],
         while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
         *,
         model_hooks: Mapping[str, HookSet],
@@ -125,7 +125,7 @@ class MultiModelLoop(Loop):
         interact: InteractAt,
     ) -> None:
         """Take what a `Loop` takes; the hooks of each model, by name, stand between those that all models share."""
-        super().__init__(ctx, model, hooks, verbs, weigh, drop_gradients, while_learning)
+        super().__init__(ctx, model, hooks, verbs, weigh, start_over, while_learning)
         self._context = ctx
         self._model_hooks, self._turns, self._interact = model_hooks, turns, interact
         self._learning: list[str] = []

@@ -89,7 +89,7 @@ class Checkpointing:
         self._own_facts, self._config_text = dict(facts), to_yaml(setup.config.to_dict())
         self._group = SavingGroup.form() if is_sharded(model) else None
         self._store = CheckpointStore(folder.checkpoints)
-        self._known_steps = self._store.steps()
+        self._known_steps = self._store.steps()  # when this trainer last looked: built, took over, ended a call
         self._writer: CheckpointWriter | None = None
         self._needs_room = False
         self._best_on_disk: int | None = None
@@ -144,10 +144,10 @@ class Checkpointing:
         load_shards(checkpoint, self._model)
 
     def take_over_folder(self) -> None:
-        """Make the run's folder this run's own: what is not its own is set aside; only torn saves are deleted."""
+        """Make the run's folder this run's own: what an earlier run left is set aside; only torn saves are deleted."""
         if self._store.steps() != self._known_steps:
             raise RunLockedError(
-                f"{self._store.root} has changed since this trainer was built: another one has trained there. "
+                f"{self._store.root} has changed since this trainer last looked: another one has trained there. "
                 "Build it again."
             )
         saves = self._setup.config.save_enabled
@@ -361,7 +361,10 @@ def load_initial_weights(model: nn.Module, source: str | os.PathLike[str], proce
 
 
 def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | None:
-    """Return the checkpoint that the config asks for: the newest that verifies, or the one at a path."""
+    """Return the checkpoint that the config asks for: the newest that verifies, or the one at a path.
+
+    None if none is asked for, or if there never was one; where there are some and none can be used, it raises.
+    """
     wanted = config.resume_from_checkpoint
     if not wanted:
         return None
@@ -372,7 +375,7 @@ def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | No
         return checked(store.open(Path(os.fspath(wanted))))
     if wanted == "best":
         return checked(store.open(store.path(_best_step(folder))))
-    found, rejected = store.newest(refuse_nonsense)
+    found, rejected = store.newest(refuse_nonsense)  # raises if there are some and none verifies
     for one in rejected:
         logger.warning("checkpoint %s is damaged and was passed over: %s", one.path, one.reason)
     if found is None:
@@ -433,7 +436,10 @@ def _best_step(folder: RunFolder) -> int:
 def take_over(
     folder: RunFolder, store: CheckpointStore, state: TrainerState, checkpoint: Checkpoint | None, *, saves: bool
 ) -> None:
-    """Make a folder the run's own: what does not belong to it is set aside; only torn saves are deleted."""
+    """Make a folder the run's own: what an earlier run left is set aside (files of others stay), torn saves deleted.
+
+    The main process does it; what it changes of the state is shared when the files are open.
+    """
     store.clean()
     is_foreign = checkpoint is not None and checkpoint.path.resolve().parent != store.root.resolve()
     if state.global_step == 0 or is_foreign:

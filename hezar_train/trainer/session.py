@@ -261,13 +261,19 @@ class RunSession:
         self._begin_progress()
         try:
             self._files = self.runtime.processes.on_main(self._open_run_files)
-            self.state.logs_dir = self.runtime.processes.share(self.state.logs_dir)
+            self._share_what_the_folder_changed()
             self.log_of_updates.open(None if self._files is None else self._files.ledger)
             self._pusher = pusher_of(self.setup.config, self.folder) if self.runtime.is_main else None
             self.actions.open(self._files, self._pusher)
             yield
         finally:
             self._close_files()
+
+    def _share_what_the_folder_changed(self) -> None:
+        """Let all processes know what taking over the folder has changed of the main one's state."""
+        state = self.state
+        changed = (state.logs_dir, state.best_checkpoint, state.best_metric_value)
+        state.logs_dir, state.best_checkpoint, state.best_metric_value = self.runtime.processes.share(changed)
 
     def _open_run_files(self) -> RunFiles:
         return RunFiles(

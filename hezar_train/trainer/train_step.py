@@ -162,7 +162,10 @@ class TrainStep:
             self._optimization.gather_gradients(ctx.step.window)
 
     def guard(self, ctx: Context) -> None:
-        """Read loss and gradient norm, once, and stop before an update that would poison the weights."""
+        """Read loss and gradient norm, once, and raise before an update that would poison the weights.
+
+        Of an update that the user's own code has done, it can only tell afterwards.
+        """
         optimization, step = self._optimization, ctx.step
         if step.is_own:
             self._guard_own(ctx)
@@ -174,7 +177,7 @@ class TrainStep:
             refuse_non_finite(loss, grad_norm, self._state, step.window)
 
     def _guard_own(self, ctx: Context) -> None:
-        """Read the loss of an update that is done; the norm of its gradients nobody has seen."""
+        """Read the loss of an update that is done, and raise if it is not finite; the norm nobody has seen."""
         step = ctx.step
         loss = self._sum_loss(step.window_loss) if self._world > 1 else float(step.window_loss)
         step.grad_norm, step.loss_value = None, loss
@@ -379,7 +382,7 @@ class Optimization:
         return is_applied
 
     def zero_grad(self) -> None:
-        """Free the gradients; what comes next belongs to another update."""
+        """Free the gradients of what the optimizer steps, and of nothing else; what comes next is another update."""
         for parameter in self._parameters:
             parameter.grad = None
         self._gathered = None

@@ -91,7 +91,7 @@ class Trainer:
                 run_step()
                   training_step()       BATCH_FORWARD      forward, compute_loss
                                         BATCH_BACKWARD
-                  optimization_step()   GRADIENTS, UPDATE  on the window's last micro-batch; gradients: at GRADIENTS
+                  optimization_step()   GRADIENTS, UPDATE  on the window's last micro-batch; then no gradients
                                         BATCH_END          count, schedule, your hooks, what is due: log, save, evaluate
                                         EPOCH_END
                                         FIT_END            also after a failure

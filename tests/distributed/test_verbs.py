@@ -311,3 +311,20 @@ def test_an_optimizer_of_ones_own_that_would_see_one_process_alone_is_refused(tm
         return "refused"
 
     assert on_ranks(2, work) == ["refused"] * 2
+
+
+def go_on_elsewhere(out: Path) -> tuple[int | None, float | None]:
+    build("short last window", out / "first", num_epochs=2, save_steps=16, save_total_limit=None).train()
+    saved = sorted((out / "first" / "checkpoints").iterdir())
+    trainer = build(
+        "short last window", out / "second", num_epochs=2, learning_rate=3.0, resume_from_checkpoint=saved[-2],
+        accept_changes=True,
+    )  # fmt: skip
+    trainer.train()
+    return trainer.state.best_checkpoint, trainer.state.best_metric_value
+
+
+def test_a_run_that_goes_on_in_another_folder_has_the_same_best_result_on_all_processes(tmp_path: Path) -> None:
+    ours, theirs = on_ranks(2, go_on_elsewhere, tmp_path)
+    assert ours == theirs
+    assert ours[0] in steps_saved(tmp_path / "second")

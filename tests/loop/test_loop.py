@@ -43,7 +43,7 @@ def no_verb(*_: Any) -> Any:
 
 def loop_of(ctx: Context, hooks: HookSet | None = None, **own: Any) -> Loop:
     """Return a loop with the verbs given, and what to do when a fit fails."""
-    forget = own.pop("drop_gradients", lambda: None)
+    forget = own.pop("start_over", lambda: None)
     verbs = Verbs(**{field.name: own.get(field.name, no_verb) for field in dataclasses.fields(Verbs)})
     return Loop(ctx, nn.Identity(), HookSet() if hooks is None else hooks, verbs, as_it_is, forget)
 
@@ -242,7 +242,7 @@ class Learning:
         self.hooks.register(lambda ctx: setattr(ctx, "outputs", {}), Moment.BATCH_FORWARD, name="forward")
         self.loop = loop_of(
             self.ctx, self.hooks, run_step=run_step or self.step, inner_training_loop=self.epoch,
-            drop_gradients=self.forget,
+            start_over=self.forget,
         )  # fmt: skip
         source = open_source([10, 20], list, Order(batch_size=1, seed=0, shuffle=False))
         config = TrainerConfig(
