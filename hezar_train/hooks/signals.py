@@ -33,7 +33,7 @@ class StopFlag:
 
     @property
     def asked(self) -> bool:
-        """Tell whether the run is to end now."""
+        """Tell whether the run is to end now: a signal has come and, with several processes, all know of it."""
         return self.signal is not None and (self._agreed or not self._waits)
 
     def agree(self) -> None:

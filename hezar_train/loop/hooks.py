@@ -2,7 +2,8 @@
 
 A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
 own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
-Hooks watch and ask; one default hook, `due`, always last, does what is due. It is required, and so are `count` and
+Hooks watch and ask; one default hook, `due`, last at BATCH_END and EPOCH_END, does what is due (with several processes
+it also lets all know, at FIT_START and EPOCH_START, what one was asked for). It is required, and so are `count` and
 `keep_place`, which notes where the data is: they can be listed and not removed. Without them a run would not end, or
 its checkpoints would not know where it was.
 """

@@ -71,7 +71,7 @@ class Verbs:
     log: Callable[[dict[str, float], int], None] | None = None
     """A user's own `log`, called with what each evaluation and each epoch's end has found; None: there is none."""
     save: Callable[[str], object] | None = None
-    """A user's own `save`, called beside each checkpoint with a folder for it; None: there is none."""
+    """A user's own `save`, called on all processes when a save is due, with a folder for it; None: there is none."""
 
 
 class Loop:
@@ -275,8 +275,8 @@ class Routine:
     ) -> Generator[Any, None, None]:
         """Yield each micro-batch between its BATCH_START and its BATCH_END; the batch's variables end with it.
 
-        Where something is learned, `check_loss` is called before the BATCH_END of each batch whose update no hook has
-        read the loss of: one that does not close its window, and any that goes the user's own way.
+        Where something is learned, `check_loss` is called before BATCH_END if the loss of an update is not known by
+        then: on a batch that does not close its window, and in an update that the default `guard` has not read.
         """
         ctx, step = self._ctx, self._ctx.step
         starts, ends = self._calls[Moment.BATCH_START], self._calls[Moment.BATCH_END]
@@ -349,7 +349,7 @@ class Fit:
 
     @property
     def ends(self) -> bool:
-        """Tell whether the last update was the last one."""
+        """Tell whether no update may follow the one just done: a stop was asked for, or the end is reached."""
         state = self.state
         return state.stop_reason is not None or self.end.is_reached(state.global_step, state.samples_seen)
 
@@ -396,7 +396,7 @@ class Fit:
         return True
 
     def windows(self, epoch: int) -> Iterator[Window]:
-        """Yield the rest of an epoch, each window weighed before its first backward, until the routine ends."""
+        """Yield the rest of an epoch, each window weighed before its first backward; one past the end is dropped."""
         state = self.state
         self.saw_data = False
         steps_left = min(self.end.step - state.global_step, self.batches_in_epoch - state.epoch_step)

@@ -89,7 +89,8 @@ class Checkpointing:
         self._own_facts, self._config_text = dict(facts), to_yaml(setup.config.to_dict())
         self._group = SavingGroup.form() if is_sharded(model) else None
         self._store = CheckpointStore(folder.checkpoints)
-        self._known_steps = self._store.steps()  # when this trainer last looked: built, took over, ended a call
+        # on the disk when built, when the folder is taken over, when a call ends: others mean another trainer
+        self._known_steps = self._store.steps()
         self._writer: CheckpointWriter | None = None
         self._needs_room = False
         self._best_on_disk: int | None = None
@@ -251,6 +252,7 @@ class Checkpointing:
         """Save a checkpoint of this update, in the background if the config says so.
 
         `measured` is what hooks put and no row of the log holds yet: value, step and smoothing hint by name.
+        `before_commit` is called once all files are written, before the manifest makes them a checkpoint.
         """
         if self._writer is not None:
             self._measured = measured

@@ -68,7 +68,8 @@ class Due:
     def at_batch_end(self, ctx: Context) -> None:
         """Do what is due inside an epoch.
 
-        An update that ends the epoch or the run leaves all to EPOCH_END, which comes also where a run ends inside one.
+        An update that ends the epoch or the run leaves all to EPOCH_END, which comes also where a run ends inside one;
+        after an update that a scaler has skipped nothing is done, so that requests and signals wait for the next.
         """
         step = ctx.step
         if step.closes_window and self._processes.count > 1:

@@ -159,7 +159,10 @@ class RunActions:
         return f"step {self.state.global_step} could NOT be saved, {older}"
 
     def refuse_lost_end(self) -> None:
-        """Raise if the last save was refused by a full disk; on all processes, after the writer has written all."""
+        """Raise if the last save is not on the disk: it was full, as any other error of the writer has been raised.
+
+        On all processes, after the writer has written all.
+        """
         if self._last_asked is None:
             return
         newest = self.checkpointing.newest_saved()

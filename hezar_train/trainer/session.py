@@ -180,7 +180,11 @@ class RunSession:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Hold what exists only while the run trains, in a locked folder: signal handlers, files, the writer."""
+        """Hold what exists only while the run trains, in a locked folder: signal handlers, files, the writer.
+
+        At the end, in this order: the data's workers end, the save under way is waited for, a lost one is told, files
+        are closed, the processes wait for one another, how it ended is noted, the signal handlers are put back.
+        """
         with self.flag, self.storage, self.hold.held():
             self.train_step.forget_open_window()  # of a failed call, and what a user's own backward left behind
             self.runtime.processes.on_main(self._enter_folder)
@@ -293,7 +297,7 @@ class RunSession:
     def _writing(self) -> AbstractContextManager[None]:
         """Be able to save while the body runs; then wait for the save under way."""
         on_saved = None if self._pusher is None else self._pusher.note_saved
-        saves_for_all = self._files is not None
+        saves_for_all = self._files is not None  # which only the main process has
         return self.checkpointing.writing(
             on_saved, saves_for_all=saves_for_all, while_closing=lambda: self.actions.aside(SAVING)
         )

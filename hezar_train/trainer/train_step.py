@@ -142,7 +142,7 @@ class TrainStep:
         if step.loss_task is not None and share:  # a hook has put another loss in the place of both
             trained = _trainable(step.loss_task) * share
         if self._world > 1:
-            trained = trained * self._world  # shares are of all processes' sum, and `gather` averages over them
+            trained = trained * self._world  # shares are of all processes' sum; joining gradients averages
         if trained.requires_grad:
             (trained if self._scaler is None else self._scaler.scale(trained)).backward()  # type: ignore[no-untyped-call]
         step.outputs["loss"] = loss.detach()
@@ -205,9 +205,9 @@ class TrainStep:
         self._optimization.zero_grad()
 
     def count(self, ctx: Context) -> None:
-        """Bring the state forward: `global_step` and `epoch_step` count micro-batches, all else counts closed windows.
+        """Bring the state forward: `global_step` and `epoch_step` at each micro-batch, the rest at the end of a window.
 
-        `update_step` counts those of them that a scaler did not skip.
+        `update_step` counts the windows that were applied: a scaler may skip one.
         """
         state, step = self._state, ctx.step
         state.global_step += 1
@@ -324,7 +324,7 @@ class Optimization:
         return self._scaler is not None
 
     def gather_gradients(self, update: object) -> None:
-        """Sum the gradients over all processes and unscale them, once for an update, as which its window counts."""
+        """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window."""
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
             return
         self._gathered = update
