@@ -120,7 +120,7 @@ class Contents:
         folders: Mapping[str, Callable[[Path], None]] | None = None,
         before_commit: Callable[[], None] | None = None,
     ) -> Contents:
-        """Collect the live tensors by reference and turn everything else into bytes, as it is now."""
+        """Collect live tensors by reference, values and texts as bytes of now; `folders` are filled when written."""
         if CONFIG_FILE not in texts:
             raise CheckpointError(f"a checkpoint needs the text {CONFIG_FILE!r}; given: {sorted(texts)}")
         tensors, meta = module_state(model)

@@ -191,7 +191,7 @@ class HookList(MutableSequence[HookCall]):
         for entry in self._entries:
             if entry.is_required and entry not in changed:
                 raise HookError(_needed(entry.name, self._moment))
-        self._entries[:] = changed
+        self._entries[:] = sorted(changed, key=lambda entry: entry.is_last)  # nothing comes after what is due
 
 
 def _entry_of(call: HookCall) -> _Entry:
@@ -246,6 +246,8 @@ class HookSet:
         """Put another hook in the place and under the name of an existing one."""
         entries = self._entries[moment_named(moment)]
         index = self._index(moment, name)
+        if not callable(call):
+            raise HookError(f"hook {name!r} is a {type(call).__name__}; expected a function of the context, f(ctx)")
         self._refuse_needed(moment, entries[index])
         entries[index] = _Entry(name, call, entries[index].is_last)
 

@@ -125,8 +125,8 @@ class Loop:
     def entered(self, fit: Fit) -> Iterator[None]:
         """Run a body as the learning routine of a fit, between the hooks of FIT_START and FIT_END."""
         self._fits.append(fit)
-        self._model.train()
         try:
+            self._model.train()
             with self._while_learning(), torch.enable_grad(), fit.routine.running(lambda: fit.announce(self._ctx)):
                 fit.take_lengths(self._ctx)
                 yield

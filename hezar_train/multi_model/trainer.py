@@ -38,7 +38,7 @@ from hezar_train.trainer.optimizer_setup import (
     schedule_for,
     scheduler_for,
 )
-from hezar_train.trainer.train_step import Optimization, TrainStep
+from hezar_train.trainer.train_step import Optimization, TrainStep, read_both
 from hezar_train.types import Mode
 
 __all__ = ["INTERACTIONS", "ModelDict", "MultiModelTrainer"]
@@ -116,8 +116,7 @@ class MultiModelTrainer(Trainer):
             )
         self.ctx.step.is_weighed = True  # each micro-batch is an update of its own
         loss.backward(inputs=optimization.trained)  # type: ignore[no-untyped-call]
-        norm = optimization.gradient_norm()
-        norm_value, loss_value = torch.stack([norm, loss.detach().to(norm)]).tolist()
+        norm_value, loss_value = read_both(optimization.gradient_norm(), loss)
         try:
             refuse_non_finite(loss_value, norm_value, self.state, self.ctx.step.window, whose=f" of {name!r}")
         except NonFiniteError:

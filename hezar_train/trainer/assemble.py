@@ -13,8 +13,9 @@
                          +-- actions         RunActions     log, save, evaluate, update the best
                          +-- session         RunSession     lock, signals, open files, the walk
 
-A part gets what it needs and never the trainer; methods that a user may override (`Verbs`) are the only way up. The
-context alone knows the trainer, weakly, for hooks that ask for it.
+A part gets what it needs and never the trainer: methods that a user may override come to it as `Verbs`, and what makes
+loaders, the schedule and the weight of a batch as functions. For users' code alone the context knows the trainer,
+weakly, and the metrics handler does.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from hezar_train.checkpoint.optimizer_state import refuse_other_shapes
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, to_yaml
 from hezar_train.data import Source
-from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError
+from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError, choices
 from hezar_train.events import EventStorage
 from hezar_train.hub import (
     fetch_checkpoint,
@@ -151,6 +151,7 @@ class Checkpointing:
                 f"{self._store.root} has changed since this trainer last looked: another one has trained there. "
                 "Build it again."
             )
+        self._tell_of_lost_hooks()
         saves = self._setup.config.save_enabled
         take_over(self._folder, self._store, self._state, self._restored, saves=saves)
         self._known_steps = self._store.steps()  # what was moved aside here is no sign of another trainer
@@ -188,6 +189,16 @@ class Checkpointing:
                     refuse_other_shapes(self._hook_states[name], kept)
                 hook.load_state_dict(self._hook_states[name])
 
+    def _tell_of_lost_hooks(self) -> None:
+        """Warn of states in the restored checkpoint that nobody has taken: the next save will not have them."""
+        present = {name for name, _ in self._named_hooks()}
+        if self._restored is not None and (lost := [name for name in self._hook_states if name not in present]):
+            logger.warning(
+                "%s holds the state of %s, which this trainer does not have: it is not used, and the next checkpoint "
+                "will be without it. If that is not meant, stop, and add what it belongs to as before.",
+                self._restored.path, choices(lost),
+            )  # fmt: skip
+
     def _take_up_measuring(self) -> None:
         """Go on with what was measured but not logged, and with the best result if it is of the same metric."""
         state, storage = self._state, self._storage
@@ -223,9 +234,11 @@ class Checkpointing:
             is_abandoned = True
             raise
         finally:
-            with while_closing():
-                self._close_writer(abandon=is_abandoned)
-            self._known_steps = self._store.steps()
+            try:
+                with while_closing():
+                    self._close_writer(abandon=is_abandoned)
+            finally:
+                self._known_steps = self._store.steps()
 
     def reserve_buffers(self) -> None:
         """Make the memory that a save copies into, while nobody waits for it."""
@@ -280,7 +293,11 @@ class Checkpointing:
             self._write_preprocessor(folder)
 
     def _gather(self, before_commit: Callable[[], None] | None = None) -> Contents:
-        """Gather what this process saves: tensors by reference, which the writer copies, everything else as bytes."""
+        """Gather what this process saves: tensors by reference, values and texts as bytes of now.
+
+        A background save copies the tensors before it returns. The folders of preprocessor and model config are filled
+        when they are written, as those are then.
+        """
         contents = self._contents(before_commit)
         if self._group is None:
             return Contents.gather(**contents)
@@ -463,7 +480,12 @@ def apply_accepted(
     old = TrainerConfig.from_dict(read_mapping(checkpoint.path / CONFIG_FILE))
     if old.learning_rate != config.learning_rate and old.learning_rate > 0:
         schedule.scale_rates(config.learning_rate / old.learning_rate)
-    settings = dict(config.optimizer_kwargs or {})
+    before = old.optimizer_kwargs or {}
+    settings = {
+        name: value
+        for name, value in (config.optimizer_kwargs or {}).items()
+        if name not in before or before[name] != value
+    }
     for group in optimizer.param_groups:
         group.update({name: value for name, value in settings.items() if name in group})
     if old.weight_decay != config.weight_decay:

@@ -116,7 +116,8 @@ class Finetuning:
             scaler, norm = self._runtime.scaler, config.max_grad_norm
             self.optimization = Optimization(optimizer, schedule, scaler, norm, self._data_parallel, self._own_steps)
             self.steps.begin(state, self.optimization)
-            yield state
+            with gradients_set_aside(self._model):
+                yield state
 
     def _build_optimizer(self) -> Optimizer:
         config = self._config
@@ -140,6 +141,19 @@ class Finetuning:
             kwargs=dict(config.finetune_lr_scheduler_kwargs or {}), total_epochs=plan.num_epochs,
         )  # fmt: skip
         return Schedule(scheduler, 1, optimizer)
+
+
+@contextmanager
+def gradients_set_aside(model: nn.Module) -> Iterator[None]:
+    """Let the body begin without gradients, which an open or a failed window may have left; then put them back."""
+    held = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in held:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in held:
+            parameter.grad = gradient
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer, as_outputs, labels_of, others_of
 from hezar_train.trainer.own_code import OwnSteps
 
-__all__ = ["Optimization", "TrainStep", "UpdateLog"]
+__all__ = ["Optimization", "TrainStep", "UpdateLog", "read_both"]
 
 CLIP_MARGIN = 1e-6  # what torch adds to the norm before it divides
 
@@ -70,7 +70,7 @@ class TrainStep:
         """Begin a routine, with other counters and another optimizer if they are given."""
         self._state = self._state if state is None else state
         self._optimization = self._optimization if optimization is None else optimization
-        self.loss_regular_total = 0.0
+        self.loss_regular_total, self._open_steps = 0.0, 0
 
     def register(self, hooks: HookSet, regularizer: Regularizer | None = None, factor: float = 0.0) -> None:
         """Put the default behaviour into a hook set, under its names; with a regulariser, so many times that too."""
@@ -184,16 +184,20 @@ class TrainStep:
         refuse_non_finite(loss, 0.0, self._state, step.window, how=DONE_BY_USER)
 
     def _read(self, norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
-        """Read two numbers: on an accelerator together, because each read waits for the device."""
         if self._world > 1:
             return [float(norm), self._sum_loss(loss)]
-        return torch.stack([norm, loss.to(norm)]).tolist() if self._moves else [float(norm), float(loss)]
+        return read_both(norm, loss) if self._moves else [float(norm), float(loss)]
 
     def clip(self, ctx: Context) -> None:
         """Limit the gradients to `max_grad_norm`."""
-        if not ctx.step.is_own:
-            norm = ctx.step.grad_norm
-            self._optimization.clip(ctx.grad_norm if norm is None else norm)  # raises if no hook has read it
+        if ctx.step.is_own or self._optimization.max_grad_norm is None:
+            return
+        if ctx.step.grad_norm is None:
+            raise HookError(
+                f"max_grad_norm={self._optimization.max_grad_norm} is set, but nothing has read the gradient norm: the "
+                "hook 'guard' was taken out. Leave it, or let your own hook set ctx.grad_norm at on_update."
+            )
+        self._optimization.clip(ctx.step.grad_norm)
 
     def step(self, ctx: Context) -> None:
         """Step the optimizer."""
@@ -255,6 +259,13 @@ def _trainable(loss: Any) -> torch.Tensor:
     form = f"{form} and dtype {loss.dtype}" if isinstance(loss, torch.Tensor) and loss.is_complex() else form
     why = " that has no gradient: it was detached, or no trained parameter is in it" if form.endswith("()") else ""
     raise DataError(f"the loss is {form}{why}; expected a single number, as a tensor computed by the model.")
+
+
+def read_both(norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
+    """Read gradient norm and loss together, because each read waits for the device; neither is rounded to the other."""
+    dtype = torch.promote_types(torch.promote_types(norm.dtype, loss.dtype), torch.float32)
+    found: list[float] = torch.stack([norm.to(dtype), loss.detach().to(norm.device, dtype)]).tolist()
+    return found
 
 
 def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tensor:

@@ -604,6 +604,7 @@ class Trainer:
         Fields that were built into the trainer are refused, and what is refused leaves everything as it was.
         """
         refuse_while_learning(self.parts.loop, "another config or other data")
+        before = self.setup
         wanted = refuse_built_in(self.config, self.config if config is None else config)
         try:
             self._is_built = False
@@ -616,7 +617,11 @@ class Trainer:
         if not self.setup.only_for_eval and "due" not in self.hooks_in_train.names(Moment.EPOCH_END):
             self.register_training_hooks(self.hooks_in_train)
         if self.state.global_step == 0:  # nothing was trained by it yet: it is laid out over the new length
-            self.reschedule(lr_scheduler=self.parts.first.given)
+            try:
+                self.reschedule(lr_scheduler=self.parts.first.given)
+            except BaseException:
+                self._show(reconfigure(self.parts, before.config, before.splits))
+                raise
 
     def reschedule(self, config: TrainerConfig | None = None, lr_scheduler: LRScheduler | None = None) -> None:
         """Follow the schedules of another config, or a scheduler over the optimizer, from their first tick on."""
