@@ -547,6 +547,20 @@ class TestFiles:
             "ck_history.pkl",
         ]
 
+    def test_in_the_middle_of_an_epoch_it_is_a_file_whatever_its_name(self, build: Build, tmp_path: Path) -> None:
+        class Saves(Own):
+            def train_epoch(self) -> None:
+                super().train_epoch()
+                self.save_checkpoint(f"{self.checkpoint_dir}/best_{self.checkpoint_name}")
+
+        trained = build(Saves, Points())
+        trained.train()
+        assert sorted(torch.load(tmp_path / "best_ck")) == ["model", "optim", "trainer_params"]
+        other = build(Own, Points(), out="other")
+        other.load_checkpoint(tmp_path / "best_ck")
+        assert weights(other) == weights(trained)
+        assert trained.save_checkpoint(tmp_path / "whole").is_dir()
+
     def test_a_class_that_was_not_imported_is_not_imported_for_a_file(self, build: Build, tmp_path: Path) -> None:
         trained = build(Own, Points())
         path = trained.save_checkpoint(tmp_path / "kept.pkl")

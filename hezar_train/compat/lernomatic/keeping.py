@@ -92,8 +92,8 @@ def _differs(value: Any, before: Any) -> bool:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path means one of lernomatic's files, and not a folder of ours."""
-    return Path(path).suffix in FILE_SUFFIXES
+    """Tell whether a path means one of lernomatic's files, and not a folder of ours: by its suffix, or as it is one."""
+    return Path(path).suffix in FILE_SUFFIXES or Path(path).is_file()
 
 
 def write_file(path: str | os.PathLike[str], contents: Mapping[str, Any]) -> Path:
