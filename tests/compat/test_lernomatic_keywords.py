@@ -547,6 +547,20 @@ class TestFiles:
             "ck_history.pkl",
         ]
 
+    def test_in_the_middle_of_an_epoch_it_is_a_file_whatever_its_name(self, build: Build, tmp_path: Path) -> None:
+        class Saves(Own):
+            def train_epoch(self) -> None:
+                super().train_epoch()
+                self.save_checkpoint(f"{self.checkpoint_dir}/best_{self.checkpoint_name}")
+
+        trained = build(Saves, Points())
+        trained.train()
+        assert sorted(torch.load(tmp_path / "best_ck")) == ["model", "optim", "trainer_params"]
+        other = build(Own, Points(), out="other")
+        other.load_checkpoint(tmp_path / "best_ck")
+        assert weights(other) == weights(trained)
+        assert trained.save_checkpoint(tmp_path / "whole").is_dir()
+
     def test_a_class_that_was_not_imported_is_not_imported_for_a_file(self, build: Build, tmp_path: Path) -> None:
         trained = build(Own, Points())
         path = trained.save_checkpoint(tmp_path / "kept.pkl")
@@ -612,10 +626,13 @@ class TestResume:
         pair(tmp_path, checkpoint_name="killed", save_every=2, resume_from_checkpoint=True).train()
         assert saved(tmp_path / "whole") == saved(tmp_path / "killed")
 
-    def test_a_schedule_object_goes_on_where_it_was(self, build: Build) -> None:
+    @pytest.mark.parametrize("is_set_later", [False, True])
+    def test_a_schedule_object_goes_on_where_it_was(self, build: Build, is_set_later: bool) -> None:
         def run(out: str, *hooks: Hook, **given: Any) -> Any:
             kept = schedule.WarmRestartScheduler(stepsize=5, lr_min=0.01, lr_max=0.1)
-            trainer = build(Own, out=out, lr_scheduler=kept, save_every=2, hooks=hooks, **given)
+            at_once = {} if is_set_later else {"lr_scheduler": kept}
+            trainer = build(Own, out=out, save_every=2, hooks=hooks, **at_once, **given)
+            trainer.set_lr_scheduler(kept)
             trainer.train()
             return trainer
 
@@ -625,6 +642,15 @@ class TestResume:
         resumed = run("broken", resume_from_checkpoint=True)
         assert weights(resumed) == weights(whole)
         assert resumed.lr_scheduler.batch_since_restart == whole.lr_scheduler.batch_since_restart
+
+    def test_a_schedule_that_is_missing_after_a_resume_is_told(
+        self, build: Build, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        kept = schedule.WarmRestartScheduler(stepsize=5, lr_min=0.01, lr_max=0.1)
+        with pytest.raises(KeyboardInterrupt):
+            build(Own, lr_scheduler=kept, save_every=2, hooks=[StopAt(7)]).train()
+        build(Own, save_every=2, resume_from_checkpoint=True).train()
+        assert "the checkpoint holds where lr_scheduler was" in caplog.text
 
     def test_a_setting_of_ones_own_that_was_changed_by_hand_stays_changed(self, tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):

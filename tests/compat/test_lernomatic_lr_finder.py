@@ -13,7 +13,7 @@ import pytest
 
 from hezar_train import Trainer
 from hezar_train.compat.lernomatic import LogFinder, find_lr, lr_finder_auto_load
-from hezar_train.errors import DataError
+from hezar_train.errors import ConfigError, DataError
 from hezar_train.trainer.lr_finder import SweepSettings
 
 Toy = Callable[..., Trainer]
@@ -45,6 +45,24 @@ class TestLogFinder:
         assert json.loads((tmp_path / "rates.json").read_text())["accuracies"] == finder.acc_history
         with pytest.raises(DataError, match="this finder has no trainer"):
             loaded.find()
+
+    @pytest.mark.parametrize("name", ["rates.json", "rates.pth"])
+    def test_a_file_of_any_name_brings_the_settings_back(self, finder: LogFinder, tmp_path: Path, name: str) -> None:
+        assert finder.lr_mult == 0.0
+        finder.find()
+        loaded = lr_finder_auto_load(finder.save(tmp_path / name))
+        assert (loaded.lr_min, loaded.lr_max, loaded.beta, loaded.lr_mult) == (1e-3, 1.0, 0.9, finder.lr_mult)
+        assert finder.lr_mult == pytest.approx(1000 ** (1 / 19))
+
+    @pytest.mark.parametrize("content", ["PK pickled", "[1]", '{"rates": [1.0]}'])
+    def test_another_file_is_told(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "rates.pth").write_text(content)
+        with pytest.raises(DataError, match=r"rates.pth is no file that a finder has saved here"):
+            lr_finder_auto_load(tmp_path / "rates.pth")
+
+    def test_an_unknown_setting_is_told_with_the_nearest_name(self) -> None:
+        with pytest.raises(ConfigError, match=r"find_lr_select_method='max_acc' is no setting .*lr_select_method"):
+            LogFinder(None, find_lr_select_method="max_acc")
 
     @pytest.mark.parametrize("log", [False, True])
     def test_both_curves_are_drawn_over_the_rate_or_its_exponent(self, finder: LogFinder, log: bool) -> None:

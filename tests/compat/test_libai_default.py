@@ -21,7 +21,9 @@ from hezar_train.compat.libai import (
     TrainerBase,
     hooks,
 )
+from hezar_train.compat.libai import distributed as dist
 from hezar_train.compat.libai.config import LazyCall
+from hezar_train.compat.libai.data import build_nlp_train_val_test_loader
 from hezar_train.compat.libai.evaluation import DatasetEvaluator
 from hezar_train.compat.libai.optim import clip_groups
 from hezar_train.errors import CheckpointError, ConfigError, DataError, HookError
@@ -490,6 +492,31 @@ class TestTest:
         assert model.training
         two = DefaultTrainer.test(cfg, [*loaders, *loaders], model, Counting())
         assert list(two) == ["Points", "Points_1"]
+
+
+def test_a_loader_of_indexed_files_is_refused_when_it_is_called() -> None:
+    with pytest.raises(DataError, match=r"indexed files.* Use LazyCall\(build_nlp_train_loader\)"):
+        build_nlp_train_val_test_loader(dataset=[], splits=[[1.0]])
+
+
+class TestProcesses:
+    def test_what_makes_tensors_global_leaves_them_as_they_are(self) -> None:
+        tensor = torch.ones(2, requires_grad=True)
+        assert dist.ttol(tensor, True, "cuda", [0]) is tensor
+        assert dist.tton(tensor).tolist() == [1.0, 1.0]
+        assert (dist.get_layer_placement(-1), dist.get_nd_sbp([None, None])) == (None, None)
+
+    def test_the_model_is_whole_on_each_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert (dist.get_tensor_parallel_size(), dist.get_pipeline_parallel_size(), dist.get_num_nodes()) == (1, 1, 1)
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        assert dist.get_num_nodes() == 2
+
+    def test_a_device_that_torch_does_not_have_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        dist.set_device_type("cuda")
+        assert not caplog.messages
+        dist.set_device_type("cuda+remat")
+        assert "torch has no such device" in caplog.text
 
 
 class TestAlone:

@@ -19,6 +19,7 @@ import torch
 from hezar_train.compat.lernomatic.attributes import own_values
 from hezar_train.errors import CheckpointError
 from hezar_train.loop import Hook
+from hezar_train.runtime import logger
 
 __all__ = ["FILE_SUFFIXES", "Keeper", "histories", "is_file", "plain_values", "read_file", "write_file"]
 
@@ -52,6 +53,7 @@ class Keeper(Hook):
         """`settings` are those that a run is planned by: a checkpoint must not change them."""
         self._owner, self._settings = owner, frozenset(settings)
         self._first = _copied(plain_values(owner, self._settings))
+        self._waiting: dict[str, Mapping[str, Any]] = {}  # for schedules that are set after the trainer is built
 
     def state_dict(self) -> dict[str, Any]:
         now = plain_values(self._owner, self._settings)
@@ -62,9 +64,23 @@ class Keeper(Hook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state["values"].items():
             setattr(self._owner, name, value)
-        for name, values in state["schedules"].items():
-            schedule = getattr(self._owner, name, None)
-            for key, value in values.items():
+        self._waiting = {name: values for name, values in state["schedules"].items() if values}
+        self._fill_schedules()
+
+    def on_fit_start(self, ctx: Any) -> None:
+        """Give schedules that were set since what the checkpoint holds of theirs."""
+        del ctx
+        self._fill_schedules()
+        for name in self._waiting:
+            logger.warning(
+                "the checkpoint holds where %s was, and there is none now: call set_%s() before train()", name, name
+            )
+        self._waiting = {}
+
+    def _fill_schedules(self) -> None:
+        there = {name: one for name in self._waiting if (one := getattr(self._owner, name, None)) is not None}
+        for name, schedule in there.items():
+            for key, value in self._waiting.pop(name).items():
                 setattr(schedule, key, value)
 
 
@@ -92,8 +108,8 @@ def _differs(value: Any, before: Any) -> bool:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path means one of lernomatic's files, and not a folder of ours."""
-    return Path(path).suffix in FILE_SUFFIXES
+    """Tell whether a path means one of lernomatic's files, and not a folder of ours: by its suffix, or as it is one."""
+    return Path(path).suffix in FILE_SUFFIXES or Path(path).is_file()
 
 
 def write_file(path: str | os.PathLike[str], contents: Mapping[str, Any]) -> Path:

@@ -1,6 +1,6 @@
 """lernomatic's finder of learning rates, over `Trainer.find_lr`.
 
-One sweep goes over an epoch, or `max_batches` updates; the trainer does not notice it. Files are JSON.
+One sweep goes over an epoch, or `max_batches` updates; the trainer does not notice it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hezar_train.errors import DataError
+from hezar_train.config.files import load_json, to_json, write_atomically
+from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.runtime import logger
 from hezar_train.trainer import Trainer as PlainTrainer
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings
 
 __all__ = ["LRFinder", "LogFinder", "find_lr", "lr_finder_auto_load"]
+
+FINDER = "finder"
+"""What the settings stand under in a file, beside what was found."""
+
+RESULT = [one.name for one in dataclasses.fields(LRFinderResult)]
 
 
 def find_lr(trainer: PlainTrainer, settings: SweepSettings) -> LRFinderResult:
@@ -25,7 +31,7 @@ def find_lr(trainer: PlainTrainer, settings: SweepSettings) -> LRFinderResult:
     return trainer.find_lr(**dataclasses.asdict(settings))
 
 
-@dataclass
+@dataclass(init=False)
 class LRFinder:
     """What a finder of learning rates is told, and what it has found, under the names of lernomatic.
 
@@ -53,6 +59,20 @@ class LRFinder:
     verbose: bool = False
     expr_id: str | None = None
     result: LRFinderResult | None = field(default=None, repr=False)
+
+    def __init__(self, trainer: PlainTrainer | None, **settings: Any) -> None:
+        known = {one.name: one.default for one in dataclasses.fields(self) if one.name != "trainer"}
+        for name, value in settings.items():
+            if name not in known:
+                told = f"Choose from: {choices(known)}.{suggestion(name, known)}"
+                raise ConfigError(f"{name}={value!r} is no setting of {type(self).__name__}. {told}")
+        vars(self).update(known | settings, trainer=trainer)
+
+    @property
+    def lr_mult(self) -> float:
+        """The factor from one rate to the next; 0 before a sweep."""
+        rates = [] if self.result is None else self.result.rates
+        return rates[1] / rates[0] if len(rates) > 1 else 0.0
 
     def get_lr_range(self) -> tuple[float, float]:
         """Return the lowest and the highest rate to train with, by `lr_select_method`."""
@@ -85,13 +105,19 @@ class LRFinder:
         self._draw(ax, self.acc_history, "accuracy", title, log)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write what was found as JSON."""
-        return self._found().save(path)
+        """Write what was found, with the settings, as JSON, whatever the file is called."""
+        settings = {name: getattr(self, name) for name in self._settings()}
+        return write_atomically(path, to_json({**dataclasses.asdict(self._found()), FINDER: settings}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Read what `save` wrote, with the way it selected."""
-        self.result = LRFinderResult.load(path)
-        self.lr_select_method = self.result.lr_select_method
+        """Read what `save` wrote: what was found, and the settings."""
+        found = _read(path)
+        self.result = LRFinderResult(**{name: found[name] for name in RESULT})
+        saved = {"lr_select_method": self.result.lr_select_method, **found.get(FINDER, {})}
+        vars(self).update({name: saved[name] for name in self._settings() if name in saved})
+
+    def _settings(self) -> list[str]:
+        return [one.name for one in dataclasses.fields(self) if one.name not in {"trainer", "result"}]
 
     def _draw(self, ax: Any, curve: list[float], name: str, title: str | None, log: bool) -> None:
         rates = self.log_lr_history if log else self._found().rates
@@ -105,6 +131,17 @@ class LRFinder:
         if self.result is None:
             raise DataError("nothing was found yet: call find() or load(path) first")
         return self.result
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        found = load_json(Path(path).read_bytes())
+    except ValueError as error:
+        raise DataError(f"{os.fspath(path)} is no file that a finder has saved here: {error}") from error
+    if not isinstance(found, dict) or (missing := [name for name in RESULT if name not in found]):
+        lacks = f": it lacks {choices(missing)}" if isinstance(found, dict) else ""
+        raise DataError(f"{os.fspath(path)} is no file that a finder has saved here{lacks}")
+    return found
 
 
 class LogFinder(LRFinder):

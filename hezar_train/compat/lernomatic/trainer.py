@@ -664,8 +664,12 @@ class Trainer(ConfigTrainer, metaclass=Built):
     # Checkpoints and histories.
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
-        """Write a folder that brings a run back whole; at a path that ends in .pkl, .pt or .pth, lernomatic's file."""
-        if not is_file(path):
+        """Write a folder that brings a run back whole; lernomatic's file at a path that ends in .pkl, .pt or .pth.
+
+        In the middle of an epoch, where a folder could not bring it back, lernomatic's file at any path.
+        """
+        is_learning = not is_from_config(self) and self.parts.loop.current is not None
+        if not is_file(path) and not is_learning:
             return super().save_checkpoint(path)
         return write_file(path, {
             "model": params_of(self.get_model()), "optim": self._optimizer_for_file().state_dict(),

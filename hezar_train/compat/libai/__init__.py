@@ -16,6 +16,8 @@ What LiBai has where, and where it is here:
     libai.utils.checkpoint              here: Checkpointer
     oneflow                             torch
 
+`stand_in()`, before anything imports libai, puts these modules under LiBai's names; then no import of libai changes.
+
 `Trainer(config, model, data)` is the same over a `TrainerConfig`, without a lazy config.
 """
 
@@ -43,6 +45,7 @@ from hezar_train.compat.libai.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
+from hezar_train.compat.libai.stand_in import stand_in
 from hezar_train.compat.libai.trainer import Trainer, total_loss
 from hezar_train.config import TrainerConfig
 from hezar_train.events import (
@@ -93,6 +96,7 @@ __all__ = [
     "hooks",
     "instantiate",
     "print_csv_format",
+    "stand_in",
     "total_loss",
     "try_get_key",
 ]

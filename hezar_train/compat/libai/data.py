@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import torch
 from torch.utils.data import ConcatDataset, DataLoader
@@ -23,6 +23,7 @@ __all__ = [
     "build_image_train_loader",
     "build_nlp_test_loader",
     "build_nlp_train_loader",
+    "build_nlp_train_val_test_loader",
     "trivial_batch_collator",
 ]
 
@@ -145,6 +146,16 @@ def build_nlp_train_loader(
         collate_fn=collate_fn or trivial_batch_collator, **kwargs,
     )  # fmt: skip
     return loader, None, None
+
+
+def build_nlp_train_val_test_loader(*args: Any, **kwargs: Any) -> Never:
+    """Refuse to read LiBai's indexed files; a config that only imports this name loads."""
+    del args, kwargs
+    raise DataError(
+        "build_nlp_train_val_test_loader reads LiBai's indexed files and splits them, which is not offered here. Use "
+        "LazyCall(build_nlp_train_loader)(dataset=[LazyCall(YourDataset)(...)]) with a dataset of torch's, and "
+        "build_nlp_test_loader for each test set."
+    )
 
 
 def build_image_train_loader(

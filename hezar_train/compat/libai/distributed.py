@@ -14,21 +14,29 @@ from torch import distributed
 
 from hezar_train.compat.libai.config import try_get_key
 from hezar_train.errors import ConfigError
+from hezar_train.runtime import logger
 
 __all__ = [
     "broadcast_py_object",
     "convert_to_distributed_default_setting",
     "get_data_parallel_rank",
     "get_data_parallel_size",
+    "get_layer_placement",
     "get_local_rank",
+    "get_nd_sbp",
+    "get_num_nodes",
+    "get_pipeline_parallel_size",
     "get_rank",
+    "get_tensor_parallel_size",
     "get_world_size",
     "is_last_process",
     "is_main_process",
+    "set_device_type",
     "setup_dist_util",
     "synchronize",
     "tensor_to_rank0",
     "ttol",
+    "tton",
 ]
 
 T = TypeVar("T")
@@ -54,6 +62,41 @@ def get_local_rank() -> int:
 
 
 get_data_parallel_rank, get_data_parallel_size = get_rank, get_world_size
+
+
+def get_tensor_parallel_size() -> int:
+    """Return 1: `setup_dist_util` refuses more."""
+    return 1
+
+
+get_pipeline_parallel_size = get_tensor_parallel_size
+
+
+def get_num_nodes() -> int:
+    """Return the number of machines."""
+    return max(1, get_world_size() // int(os.environ.get("LOCAL_WORLD_SIZE", str(get_world_size()))))
+
+
+def set_device_type(device_type: str) -> None:
+    """Say so where this is no device of torch's, such as OneFlow's "cuda+remat"; the trainer has its own."""
+    if device_type not in {"cpu", "cuda"}:
+        logger.warning(
+            "set_device_type(%r): torch has no such device, and the trainer's own is used. To save memory instead, set "
+            "train.activation_checkpoint.enabled=True.",
+            device_type,
+        )
+
+
+def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
+    """Return None: a layer is where its model is. OneFlow's `to_global(placement=...)` has no counterpart."""
+    del layer_idx, device_type
+    return None
+
+
+def get_nd_sbp(sbp_list: Any) -> Any:
+    """Return None: tensors are local ones. OneFlow's `to_global(sbp=...)` has no counterpart."""
+    del sbp_list
+    return None
 
 
 def is_main_process() -> bool:
@@ -108,7 +151,13 @@ def tensor_to_rank0(tensor: torch.Tensor, device: Any = "cpu", to_local: bool = 
     return tensor.detach().to(device)
 
 
-def ttol(tensor: torch.Tensor, pure_local: bool = False, ranks: Any = None) -> torch.Tensor:
+def ttol(tensor: torch.Tensor, pure_local: bool = False, device: Any = None, ranks: Any = None) -> torch.Tensor:
     """Return a tensor as it is: it is local already."""
-    del pure_local, ranks
+    del pure_local, device, ranks
     return tensor
+
+
+def tton(tensor: torch.Tensor, local_only: bool = False, ranks: Any = None) -> Any:
+    """Return a tensor as an array of numpy's."""
+    del local_only, ranks
+    return tensor.detach().cpu().numpy()
