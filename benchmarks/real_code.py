@@ -1,12 +1,13 @@
 """Draw real files of a system's users for a trial behind its door, and count the lines that such a trial had to change.
 
-    python benchmarks/real_code.py draw SYSTEM CLONE [CLONE ...] [--seed 14] [--count 20]
+    python benchmarks/real_code.py draw SYSTEM OWN [STRANGER ...] [--seed 14] [--count 20]
     python benchmarks/real_code.py changes ORIGINAL CHANGED
 
-`draw` reads work trees that somebody has cloned, finds every Python file that imports the system's trainer, and prints
-a sample of them. The sample depends on the files and the seed alone, so nobody can choose what works. A path that
-several clones have (forks) is drawn once, and which of its different versions is tried is drawn, too. Files that the
-door stands in for, the trainer itself, are not users of it and are left out.
+`draw` reads work trees that somebody has cloned, the system's own repository first, finds every Python file that
+imports the system's trainer, and prints a sample of them. The sample depends on the files and the seed alone, so nobody
+can choose what works. Own files and strangers' take turns; a stranger is drawn before a file of his, so that a
+repository with a hundred copies of a script does not fill the sample. A file that forks share is its first clone's, and
+a path is drawn once. Files that the door stands in for, the trainer itself, are not users of it and are left out.
 
 `changes` compares a file with what was run in its place. Lines that only turn oneflow into torch do not count.
 """
@@ -21,7 +22,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-SKIPPED_FOLDERS = frozenset({".git", "build", "dist", "site-packages", "node_modules"})
+BUILT = frozenset({"build", "dist", "site-packages"})
+"""Folders with copies; those of editors begin with a dot."""
 
 
 @dataclass(frozen=True)
@@ -89,32 +91,35 @@ class Found:
     text: str
 
 
-def users_of(system: System, clones: Iterable[Path]) -> dict[str, list[Found]]:
-    """Return the different versions of each file that imports the trainer, by path."""
-    versions: dict[str, list[Found]] = {}
+def users_of(system: System, clones: Iterable[Path]) -> list[Found]:
+    """Return the files that import the trainer; what several clones have in common is of the first of them."""
+    found: dict[tuple[str, str], Found] = {}
     for clone in clones:
-        for found in _files_of(clone):
-            if system.is_trainer.search(found.path) or not system.imports.search(found.text):
-                continue
-            same_path = versions.setdefault(found.path, [])
-            if all(one.text != found.text for one in same_path):
-                same_path.append(found)
-    return versions
+        for one in _files_of(clone):
+            if system.imports.search(one.text) and not system.is_trainer.search(one.path):
+                found.setdefault((one.path, one.text), one)
+    return list(found.values())
 
 
 def _files_of(clone: Path) -> Iterable[Found]:
     for file in sorted(clone.rglob("*.py")):
         relative = file.relative_to(clone)
-        if file.is_file() and not SKIPPED_FOLDERS.intersection(relative.parts):
+        if file.is_file() and not any(part in BUILT or part.startswith(".") for part in relative.parts):
             yield Found(clone, relative.as_posix(), file.read_text(encoding="utf-8", errors="replace"))
 
 
-def draw(versions: dict[str, list[Found]], seed: int, count: int) -> list[Found]:
-    """Draw paths, and a version of each; all of them where there are no more than `count`."""
+def draw(files: Iterable[Found], own: Path, seed: int, count: int) -> list[Found]:
+    """Draw files of the own clone and of strangers in turn, all of them where there are no more than `count`."""
     chance = random.Random(seed)
-    paths = sorted(versions)
-    drawn = chance.sample(paths, min(count, len(paths)))
-    return [chance.choice(sorted(versions[path], key=lambda one: (one.clone.name, one.text))) for path in drawn]
+    left = sorted(files, key=lambda one: (one.clone.name, one.path))
+    drawn: list[Found] = []
+    while left and len(drawn) < count:
+        is_turn_of_own = len(drawn) % 2 == 0
+        pool = [one for one in left if (one.clone == own) == is_turn_of_own] or left
+        clone = chance.choice(sorted({one.clone for one in pool}))
+        drawn.append(chance.choice([one for one in pool if one.clone == clone]))
+        left = [one for one in left if one.path != drawn[-1].path]
+    return drawn
 
 
 # --- changes ---
@@ -162,7 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     drawing = commands.add_parser("draw", help="list drawn files that import a system's trainer")
     drawing.add_argument("system", choices=sorted(SYSTEMS))
-    drawing.add_argument("clones", nargs="+", type=Path, metavar="CLONE", help="a folder with a repository's files")
+    drawing.add_argument(
+        "clones", nargs="+", type=Path, metavar="CLONE", help="folders with repositories' files, the system's own first"
+    )
     drawing.add_argument("--seed", type=int, default=14)
     drawing.add_argument("--count", type=int, default=20)
     counting = commands.add_parser("changes", help="count the lines in which two files differ")
@@ -179,10 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _print_draw(system: str, clones: Sequence[Path], seed: int, count: int) -> None:
     if missing := [str(clone) for clone in clones if not clone.is_dir()]:
         raise SystemExit(f"no such folder: {', '.join(missing)}. Give folders with the files of cloned repositories.")
-    versions = users_of(SYSTEMS[system], clones)
-    number = sum(map(len, versions.values()))
-    print(f"{number} different files at {len(versions)} paths import {system}'s trainer; drawn with seed {seed}:")
-    for found in draw(versions, seed, count):
+    files = users_of(SYSTEMS[system], clones)
+    print(f"{len(files)} different files import {system}'s trainer; drawn with seed {seed}:")
+    for found in draw(files, clones[0], seed, count):
         print(f"{found.clone.name}  {found.path}")
 
 

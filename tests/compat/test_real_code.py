@@ -67,24 +67,37 @@ def test_a_draw_leaves_out_the_trainer_itself_what_imports_it_not_and_what_only_
             "federatedscope/nlp/loss.py": "import torch\n",
             "federatedscope/nlp/old.py": f"# {uses}",
             "build/lib/copy.py": uses,
+            ".ipynb_checkpoints/own.py": uses,
             "contrib/own.py": "from federatedscope.register import (\n    register_data,\n    register_trainer)\n",
         },
     )
     head, *lines = printed(real_code, capsys, "draw", "federatedscope", root)
-    assert head.startswith("2 different files at 2 paths")
+    assert head.startswith("2 different files import")
     assert sorted(lines) == ["a  contrib/own.py", "a  federatedscope/core/trainers/trainer_own.py"]
 
 
-def test_a_path_that_forks_share_is_drawn_once(
+def test_what_forks_share_is_drawn_once_as_the_first_clones(
     real_code: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uses = USES["federatedscope"]
-    roots = [
-        clone(tmp_path / name, {"contrib/own.py": uses + more}) for name, more in (("a", ""), ("b", ""), ("c", "x"))
-    ]
+    each = {"a": uses, "b": uses, "c": f"{uses}x = 1\n"}
+    roots = [clone(tmp_path / name, {"contrib/own.py": text}) for name, text in each.items()]
     head, *lines = printed(real_code, capsys, "draw", "federatedscope", *roots)
-    assert head.startswith("2 different files at 1 paths")
-    assert lines in (["a  contrib/own.py"], ["c  contrib/own.py"])
+    assert head.startswith("2 different files import")
+    assert lines == ["a  contrib/own.py"]
+
+
+def test_own_files_and_strangers_take_turns_and_no_stranger_fills_the_sample(
+    real_code: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uses = USES["federatedscope"]
+    own = clone(tmp_path / "own", {f"own_{number}.py": uses for number in range(9)})
+    many = clone(tmp_path / "many", {f"copy_{number}.py": uses for number in range(100)})
+    few = clone(tmp_path / "few", {f"few_{number}.py": uses for number in range(9)})
+    _, *lines = printed(real_code, capsys, "draw", "federatedscope", own, many, few, "--count", 12)
+    of = [line.split()[0] for line in lines]
+    assert of[::2] == ["own"] * 6
+    assert set(of[1::2]) == {"few", "many"}
 
 
 def test_a_clone_that_is_not_there_is_told(real_code: ModuleType, tmp_path: Path) -> None:
