@@ -22,7 +22,7 @@ from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.types import TaskType
 
-__all__ = ["CN", "as_cfg", "default_cfg", "global_cfg", "trainer_config", "unknown_keys"]
+__all__ = ["CN", "as_cfg", "default_cfg", "global_cfg", "refuse_unkept", "trainer_config", "unknown_keys"]
 
 OWN_SECTION = "hezar_train"
 """The section of a cfg whose keys are fields of `TrainerConfig`: cfg.hezar_train.save_steps."""
@@ -322,7 +322,7 @@ def _unknown(node: Any, known: CN, prefix: str) -> Iterator[str]:
 
 def trainer_config(cfg: Any, *, device: Any, output_dir: Path, accumulates: bool) -> TrainerConfig:
     """Return the fields of a `TrainerConfig` that the keys of a cfg stand for; raise for what cannot be kept."""
-    _refuse_unkept(cfg)
+    refuse_unkept(cfg)
     batch_size, accumulation = int(cfg.dataloader.batch_size), int(cfg.grad.grad_accum_count) if accumulates else 1
     frozen = cfg.finetune.freeze_param
     fields: dict[str, Any] = {
@@ -369,7 +369,7 @@ def _device_name(device: Any) -> str | None:
     return None if device is None else str(device)
 
 
-def _refuse_unkept(cfg: Any) -> None:
+def refuse_unkept(cfg: Any) -> None:
     """Raise, with all problems at once, for keys that ask for what a trainer here does not do."""
     if problems := list(_problems(cfg)):
         raise ConfigError("FederatedScope's config cannot be kept here:\n" + "\n".join(f"  {one}" for one in problems))
@@ -377,7 +377,7 @@ def _refuse_unkept(cfg: Any) -> None:
 
 def _problems(cfg: Any) -> Iterable[str]:
     if cfg.backend != "torch":
-        yield f"backend={cfg.backend!r}: expected 'torch'"
+        yield f"backend={cfg.backend!r}: expected 'torch'. Others train with FederatedScope's own trainer"
     if len(cfg.train.get("data_para_dids", ())):
         yield "train.data_para_dids: torch.nn.DataParallel is not used. Start a process for each device instead"
     if cfg.federate.process_num > 1:

@@ -27,6 +27,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hezar_train.checkpoint import load_round, round_tensors, unwrap, write_round
 from hezar_train.compat.federatedscope.builders import get_optimizer, get_scheduler
-from hezar_train.compat.federatedscope.config import as_cfg, trainer_config, unknown_keys
+from hezar_train.compat.federatedscope.config import as_cfg, refuse_unkept, trainer_config, unknown_keys
 from hezar_train.compat.federatedscope.context import LEARNING, Context, lifecycle
 from hezar_train.compat.federatedscope.earlier import EarlierContext, is_earlier, metric_calculator, tell_finetuning
 from hezar_train.compat.federatedscope.feeds import (
@@ -71,7 +72,7 @@ from hezar_train.trainer.own_code import kept_attributes
 from hezar_train.trainer.train_step import TrainStep
 from hezar_train.types import Mode
 
-__all__ = ["GeneralTorchTrainer", "HookLists", "use_diff"]
+__all__ = ["RELEASE", "GeneralTorchTrainer", "HookLists", "use_diff"]
 
 HookLists = dict[str, list[Callable[[Context], object]]]
 """The hooks of a mode: a list of functions of the context for each trigger."""
@@ -85,10 +86,21 @@ NOT_KEPT = frozenset(
 """Names of the context that a trainer makes again."""
 
 OWN_LOOPS = ("_run_routine", "_run_epoch", "_run_batch")
-EVALUATION_MODES = {"test", "val"}
-"""Splits that are evaluated in a mode of their name, others in the mode test; releases until 0.2 have no mode val."""
 BUILT_IN_FOLDER: dict[str, int] = {}
 """How many trainers were built for each outdir, so that each has a folder of its own in it."""
+
+
+@dataclass
+class Release:
+    """In what the installed FederatedScope differs from its newest release; `stand_in()` finds it out."""
+
+    has_mode_val: bool = True
+    """Whether "val" is evaluated in the mode val; releases until 0.3 evaluate every split in the mode test."""
+    filters_untrained: bool = True
+    """Whether parameters and buffers that are not trained stay at home; releases until 0.3 exchange all."""
+
+
+RELEASE = Release()
 
 
 def use_diff(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,6 +148,7 @@ class GeneralTorchTrainer(Trainer):
         hooks: Iterable[Hook | None] = (),
     ) -> None:
         self._cfg = as_cfg(config)
+        refuse_unkept(self._cfg)
         self._told_unknown()
         self._registers_training, self._stepped, self._stepped_last = not only_for_eval, False, False
         self._feeds: list[BatchFeed] = []
@@ -448,8 +461,8 @@ class GeneralTorchTrainer(Trainer):
         if not self.ctx.check_split(target_data_split_name, skip=True):
             self.ctx.eval_metrics = {}
             return self.ctx.eval_metrics
-        is_mode = target_data_split_name in EVALUATION_MODES and not self._is_earlier
-        mode = target_data_split_name if is_mode else "test"
+        has_mode_val = RELEASE.has_mode_val and not self._is_earlier
+        mode = "val" if target_data_split_name == "val" and has_mode_val else "test"
         with torch.no_grad():
             self._run_routine(Mode(mode), hooks_set, target_data_split_name)
         return self.ctx.eval_metrics
@@ -975,7 +988,9 @@ class GeneralTorchTrainer(Trainer):
         if self.cfg.federate.method in {"local", "global"}:
             return {}
         kept_at_home = self.cfg.personalization.local_param if filter_keywords is None else filter_keywords
-        shares_all, trained = self.cfg.personalization.share_non_trainable_para, set(self.ctx.trainable_para_names)
+        is_filtered = RELEASE.filters_untrained and not self._is_earlier
+        shares_all = self.cfg.personalization.share_non_trainable_para or not is_filtered
+        trained = set(self.ctx.trainable_para_names)
         return {
             name: value
             for name, value in state_dict.items()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hezar_train.compat.federatedscope.general import EVALUATION_MODES
+from hezar_train.compat.federatedscope.general import RELEASE
 from hezar_train.errors import ConfigError
 
 __all__ = ["stand_in"]
@@ -61,6 +62,10 @@ ADDED: dict[str, tuple[str, ...]] = {
 """Names beside a trainer's; where FederatedScope is installed, its own are used."""
 
 REGISTER = "register"
+SAME_HERE = {"Trainer": "GeneralTorchTrainer"}
+"""FederatedScope's `Trainer(model, data, device, config)` is what GeneralTorchTrainer is made from there; here one."""
+FILTERS_NOTHING = r"share_non_trainable_para else[\s\\]+lambda"
+"""How releases until 0.3 choose what is exchanged: by a function of a function, which is true of everything."""
 
 
 def stand_in(name: str = "federatedscope") -> list[str]:
@@ -99,10 +104,11 @@ def _has_file(module: ModuleType) -> bool:
 
 
 def _follow_release(trainer: Path) -> None:
-    """Evaluate "val" in the mode test where the installed release does: its trainer knows no mode val."""
-    text = trainer.read_text(encoding="utf-8") if trainer.is_file() else "MODE.VAL"
-    if "MODE.VAL" not in text:
-        EVALUATION_MODES.discard("val")
+    """Do as the installed release does where later ones changed it, which its trainer's own text tells."""
+    text = trainer.read_text(encoding="utf-8") if trainer.is_file() else ""
+    if text:
+        RELEASE.has_mode_val = "MODE.VAL" in text
+        RELEASE.filters_untrained = re.search(FILTERS_NOTHING, text) is None
 
 
 def _listen(theirs: Any) -> None:
@@ -130,7 +136,7 @@ def _put(path: str, names: tuple[str, ...], folder: str | None) -> None:
     module = ModuleType(path, __doc__)
     module.__path__ = [] if folder is None else [folder]
     for one in names:
-        setattr(module, one, _ours(one))
+        setattr(module, one, _ours(SAME_HERE.get(one, one)))
     if folder is not None:
         module.__getattr__ = _from_original(path, Path(folder))  # type: ignore[method-assign]
     sys.modules[path] = module
