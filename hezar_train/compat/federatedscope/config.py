@@ -22,7 +22,16 @@ from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.types import TaskType
 
-__all__ = ["CN", "as_cfg", "default_cfg", "global_cfg", "refuse_unkept", "trainer_config", "unknown_keys"]
+__all__ = [
+    "CN",
+    "STANDS_FOR_DATA",
+    "as_cfg",
+    "default_cfg",
+    "global_cfg",
+    "refuse_unkept",
+    "trainer_config",
+    "unknown_keys",
+]
 
 OWN_SECTION = "hezar_train"
 """The section of a cfg whose keys are fields of `TrainerConfig`: cfg.hezar_train.save_steps."""
