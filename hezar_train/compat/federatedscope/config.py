@@ -1,9 +1,10 @@
 """FederatedScope's nested config: `cfg.train.optimizer.lr`, and what it becomes here.
 
 `CN` is a dict whose keys are attributes, nested; `default_cfg()` makes the part of FederatedScope's tree that a trainer
-and its plug-ins read. A config of FederatedScope itself (or of yacs) is used as it is; a plain nested dict is merged
-into the defaults. `trainer_config` maps the keys that decide a training to a `TrainerConfig`; what only a server reads
-is left alone, and `unknown_keys` lists what neither of both knows: such keys are for the user's own hooks.
+and its plug-ins read. A config of FederatedScope itself (or of yacs) is used as it is, with keys added that came after
+its version; a plain nested dict is merged into the defaults. `trainer_config` maps the keys that decide a training to a
+`TrainerConfig`; what only a server reads is left alone, and `unknown_keys` lists what neither of both knows: such keys
+are for the user's own hooks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.types import TaskType
 
-__all__ = ["CN", "as_cfg", "default_cfg", "global_cfg", "trainer_config", "unknown_keys"]
+__all__ = [
+    "CN",
+    "STANDS_FOR_DATA",
+    "as_cfg",
+    "default_cfg",
+    "global_cfg",
+    "refuse_unkept",
+    "trainer_config",
+    "unknown_keys",
+]
 
 OWN_SECTION = "hezar_train"
 """The section of a cfg whose keys are fields of `TrainerConfig`: cfg.hezar_train.save_steps."""
@@ -39,6 +49,9 @@ OF_THE_SERVER = frozenset(
     }
 )  # fmt: skip
 """Sections that FederatedScope documents and that no trainer reads by itself; a plug-in may."""
+
+STANDS_FOR_DATA = "stands_for_data"
+"""The key of a section `dataloader` that was added to a config of version 0.1, which has its keys in `data`."""
 
 NOT_OF_AN_OPTIMIZER = ("__help_info__", "__cfg_check_funcs__", "is_ready_for_run")
 
@@ -193,7 +206,7 @@ def as_cfg(config: Any) -> Any:
     if isinstance(config, Mapping) and (type(config) is dict or isinstance(config, CN)):
         return _completed(config)
     if hasattr(config, "train") and hasattr(config, "federate"):
-        return config
+        return _completed_in_place(config)
     raise ConfigError(
         f"config is a {type(config).__name__}; expected FederatedScope's nested config: a CN, a nested dict such as "
         "{'train': {'local_update_steps': 5}}, or a TrainerConfig"
@@ -219,6 +232,36 @@ def _add_missing(node: CN, defaults: CN) -> None:
             node[key] = value
         elif isinstance(value, CN) and isinstance(node[key], CN):
             _add_missing(node[key], value)
+
+
+def _completed_in_place(config: Any) -> Any:
+    """Add keys of later versions to a config of FederatedScope itself, which stays the object it is."""
+    if not isinstance(config, dict):
+        return config
+    if "dataloader" not in config:  # version 0.1
+        names = ("batch_size", "shuffle", "drop_last", "num_workers")
+        given = {name: config["data"][name] for name in names if name in config["data"]}
+        dict.__setitem__(config, "dataloader", type(config)({**given, STANDS_FOR_DATA: True}))
+    _add_later(config, default_cfg())
+    return config
+
+
+def _add_later(node: dict[str, Any], defaults: CN) -> None:
+    """Add keys that a node lacks, in nodes of its own class, past what guards it against assignments."""
+    for key, value in defaults.items():
+        if key not in node:
+            dict.__setitem__(node, key, _plain_as(type(node), value))
+        elif isinstance(value, CN) and isinstance(node[key], dict):
+            _add_later(node[key], value)
+
+
+def _plain_as(kind: type, value: Any) -> Any:
+    if not isinstance(value, CN):
+        return value
+    made = kind()
+    for key, one in value.items():
+        dict.__setitem__(made, key, _plain_as(kind, one))
+    return made
 
 
 def _of_trainer_config(config: TrainerConfig) -> CN:
@@ -275,7 +318,9 @@ def _unknown(node: Any, known: CN, prefix: str) -> Iterator[str]:
         return
     for key, value in node.items():
         name = f"{prefix}{key}"
-        if key in NOT_OF_AN_OPTIMIZER or (not prefix and (key in OF_THE_SERVER or key == OWN_SECTION)):
+        if key in {*NOT_OF_AN_OPTIMIZER, STANDS_FOR_DATA} or (
+            not prefix and (key in OF_THE_SERVER or key == OWN_SECTION)
+        ):
             continue
         if key in known:
             if isinstance(known[key], CN) and name not in OPEN_SECTIONS and key != "federate":
@@ -286,7 +331,7 @@ def _unknown(node: Any, known: CN, prefix: str) -> Iterator[str]:
 
 def trainer_config(cfg: Any, *, device: Any, output_dir: Path, accumulates: bool) -> TrainerConfig:
     """Return the fields of a `TrainerConfig` that the keys of a cfg stand for; raise for what cannot be kept."""
-    _refuse_unkept(cfg)
+    refuse_unkept(cfg)
     batch_size, accumulation = int(cfg.dataloader.batch_size), int(cfg.grad.grad_accum_count) if accumulates else 1
     frozen = cfg.finetune.freeze_param
     fields: dict[str, Any] = {
@@ -333,7 +378,7 @@ def _device_name(device: Any) -> str | None:
     return None if device is None else str(device)
 
 
-def _refuse_unkept(cfg: Any) -> None:
+def refuse_unkept(cfg: Any) -> None:
     """Raise, with all problems at once, for keys that ask for what a trainer here does not do."""
     if problems := list(_problems(cfg)):
         raise ConfigError("FederatedScope's config cannot be kept here:\n" + "\n".join(f"  {one}" for one in problems))
@@ -341,7 +386,7 @@ def _refuse_unkept(cfg: Any) -> None:
 
 def _problems(cfg: Any) -> Iterable[str]:
     if cfg.backend != "torch":
-        yield f"backend={cfg.backend!r}: expected 'torch'"
+        yield f"backend={cfg.backend!r}: expected 'torch'. Others train with FederatedScope's own trainer"
     if len(cfg.train.get("data_para_dids", ())):
         yield "train.data_para_dids: torch.nn.DataParallel is not used. Start a process for each device instead"
     if cfg.federate.process_num > 1:

@@ -27,6 +27,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,8 +42,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hezar_train.checkpoint import load_round, round_tensors, unwrap, write_round
 from hezar_train.compat.federatedscope.builders import get_optimizer, get_scheduler
-from hezar_train.compat.federatedscope.config import as_cfg, trainer_config, unknown_keys
+from hezar_train.compat.federatedscope.config import as_cfg, refuse_unkept, trainer_config, unknown_keys
 from hezar_train.compat.federatedscope.context import LEARNING, Context, lifecycle
+from hezar_train.compat.federatedscope.earlier import EarlierContext, is_earlier, metric_calculator, tell_finetuning
 from hezar_train.compat.federatedscope.feeds import (
     BatchFeed,
     EvalFeed,
@@ -70,7 +72,7 @@ from hezar_train.trainer.own_code import kept_attributes
 from hezar_train.trainer.train_step import TrainStep
 from hezar_train.types import Mode
 
-__all__ = ["GeneralTorchTrainer", "HookLists", "use_diff"]
+__all__ = ["RELEASE", "GeneralTorchTrainer", "HookLists", "use_diff"]
 
 HookLists = dict[str, list[Callable[[Context], object]]]
 """The hooks of a mode: a list of functions of the context for each trigger."""
@@ -86,6 +88,19 @@ NOT_KEPT = frozenset(
 OWN_LOOPS = ("_run_routine", "_run_epoch", "_run_batch")
 BUILT_IN_FOLDER: dict[str, int] = {}
 """How many trainers were built for each outdir, so that each has a folder of its own in it."""
+
+
+@dataclass
+class Release:
+    """In what the installed FederatedScope differs from its newest release; `stand_in()` finds it out."""
+
+    has_mode_val: bool = True
+    """Whether "val" is evaluated in the mode val; releases until 0.3 evaluate every split in the mode test."""
+    filters_untrained: bool = True
+    """Whether parameters and buffers that are not trained stay at home; releases until 0.3 exchange all."""
+
+
+RELEASE = Release()
 
 
 def use_diff(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,13 +148,17 @@ class GeneralTorchTrainer(Trainer):
         hooks: Iterable[Hook | None] = (),
     ) -> None:
         self._cfg = as_cfg(config)
+        refuse_unkept(self._cfg)
         self._told_unknown()
         self._registers_training, self._stepped, self._stepped_last = not only_for_eval, False, False
         self._feeds: list[BatchFeed] = []
         self._shows_own_context, self._resumes = False, False
         self.hook_lists: dict[str, Any] = {mode: defaultdict(list) for mode in ("train", "eval", "ft")}
         self.model_nums = 1
-        self._own_context = Context(model, self._cfg, data, device)
+        self._is_earlier = is_earlier(self._cfg)
+        self._own_context = (EarlierContext if self._is_earlier else Context)(model, self._cfg, data, device)
+        if self._is_earlier:
+            self.metric_calculator = metric_calculator(self._cfg)
         self.kept_names = KeptNames(
             self._names_to_keep, self._kept_elsewhere, self._put_name, lambda: self.model,
             self._own_context.names_with_a_life,
@@ -442,7 +461,8 @@ class GeneralTorchTrainer(Trainer):
         if not self.ctx.check_split(target_data_split_name, skip=True):
             self.ctx.eval_metrics = {}
             return self.ctx.eval_metrics
-        mode = target_data_split_name if target_data_split_name in {"test", "val"} else "test"
+        has_mode_val = RELEASE.has_mode_val and not self._is_earlier
+        mode = "val" if target_data_split_name == "val" and has_mode_val else "test"
         with torch.no_grad():
             self._run_routine(Mode(mode), hooks_set, target_data_split_name)
         return self.ctx.eval_metrics
@@ -451,6 +471,8 @@ class GeneralTorchTrainer(Trainer):
         """Train for `finetune.local_update_steps` with an optimizer of its own; the run's counters stay."""
         hooks_set = hooks_set or self.hooks_in_ft
         self.ctx.check_split(target_data_split_name)
+        if self._is_earlier:
+            tell_finetuning()
         self._run_routine(Mode.FINETUNE, hooks_set, target_data_split_name)
 
     @lifecycle("routine")
@@ -481,13 +503,11 @@ class GeneralTorchTrainer(Trainer):
                 break
 
     @lifecycle("batch")
-    def _run_batch(self, hooks_set: Any) -> None:
-        ctx = self.ctx
-        count = getattr(ctx, f"num_{ctx.cur_split}_batch")
-        if ctx.cur_mode in LEARNING and ctx.cur_epoch_i == ctx.num_train_epoch - 1:
-            count = min(count, max(1, ctx.num_train_batch_last_epoch))
-        for batch in range(self._first_batch, count):
-            ctx.cur_batch_i = CtxVar(batch, Lifecycle.BATCH)
+    def _run_batch(self, hooks_set: Any, run_step: int = -1) -> None:
+        """Walk the batches of an epoch, or `run_step` more of them, which a hook asks for in the place of one."""
+        first, count = (0, run_step) if run_step != -1 else (self._first_batch, self._batches_of_epoch())
+        for batch in range(first, count):
+            self.ctx.cur_batch_i = CtxVar(batch, Lifecycle.BATCH)
             self._fire(hooks_set, "on_batch_start")
             self._open_step()
             for trigger in ("on_batch_forward", "on_batch_backward", "on_batch_end"):
@@ -496,6 +516,13 @@ class GeneralTorchTrainer(Trainer):
                 self._finish_step()  # an epoch's last one is counted, and saved, after the hooks of its end
             if self._is_stopped:
                 break
+
+    def _batches_of_epoch(self) -> int:
+        ctx = self.ctx
+        count = getattr(ctx, f"num_{ctx.cur_split}_batch")
+        if ctx.cur_mode in LEARNING and ctx.cur_epoch_i == ctx.num_train_epoch - 1:
+            count = min(count, max(1, ctx.num_train_batch_last_epoch))
+        return int(count)
 
     def _fire(self, hooks_set: Any, trigger: str) -> None:
         for hook in list(hooks_set.get(trigger, ())):
@@ -537,7 +564,8 @@ class GeneralTorchTrainer(Trainer):
         finally:
             for life in ("batch", "epoch", "routine"):
                 ctx.clear(life)
-            ctx[loader] = before
+            if isinstance(ctx.get(loader), BatchFeed | EvalFeed):
+                ctx[loader] = before  # one that a hook has made stays, and goes on where it is
             ctx.reset_mode()
             ctx.reset_split()
             if around:
@@ -556,7 +584,8 @@ class GeneralTorchTrainer(Trainer):
             state.call_last_samples = None
             if state.position > 0:
                 state.epoch_finished = True  # a round begins with the first batch
-        self._body, self._result = body, None
+        left = {one: one.grad for one in self.model.parameters() if one.grad is not None and not self._resumes}
+        self._body, self._result = functools.partial(_with_gradients, left, body), None
         with session.locked(), session.training():
             session.walk(None, split)
         session.finish_pushes()
@@ -564,7 +593,9 @@ class GeneralTorchTrainer(Trainer):
         return self._result
 
     def _run_finetuning(self, split: str, body: Callable[[], Any]) -> Any:
-        parts, self._resumes, self._body = self.parts, False, body
+        parts, self._resumes = self.parts, False
+        flags: dict[nn.Parameter, bool] = {}
+        self._body = functools.partial(_noting_flags, self.model, body, flags)
         source = (
             self.data.train_source(self.setup)
             if split == "train"
@@ -572,6 +603,8 @@ class GeneralTorchTrainer(Trainer):
         )
         with parts.hold.held():
             parts.finetuning.run(parts.loop, parts.ctx, self.hooks[Mode.FINETUNE], split, source, parts.weigher.weigh)
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
         return self._result
 
     def _run_evaluation(self, split: str, body: Callable[[], Any]) -> Any:
@@ -637,7 +670,14 @@ class GeneralTorchTrainer(Trainer):
                 "a batch went by without a loss: no hook at on_batch_forward set ctx.loss_batch, as "
                 "_hook_on_batch_forward does."
             )
-        self.note_loss(torch.as_tensor(ctx.loss_batch).detach())
+        loss = torch.as_tensor(ctx.loss_batch).detach()
+        if ctx.get("skip_this_batch", False) and not torch.isfinite(loss).all():
+            logger.warning(
+                "the hooks have skipped a batch whose loss is %s (ctx.skip_this_batch): it changed no weight, and its "
+                "loss counts as 0 in the log of the run", float(loss)
+            )  # fmt: skip
+            loss = torch.zeros_like(loss)
+        self.note_loss(loss)
 
     def note_loss(self, loss: Any) -> None:
         """Tell the loss of the batch under way, for hooks that do a step in their own way."""
@@ -777,7 +817,7 @@ class GeneralTorchTrainer(Trainer):
                 feed.reset()
             ctx[name] = feed
             return
-        if isinstance(ctx.get(name), EvalFeed):
+        if isinstance(ctx.get(name), ReIterator):
             ctx[name].reset()
             return
         ctx[name] = self._eval_feed(ctx.cur_split, ctx.get(name))
@@ -804,7 +844,10 @@ class GeneralTorchTrainer(Trainer):
 
     def _hook_on_batch_start_init(self, ctx: Context) -> None:
         """Take the next batch of the loader."""
-        ctx.data_batch = CtxVar(next(ctx[f"{ctx.cur_split}_loader"]), Lifecycle.BATCH)
+        loader = ctx[f"{ctx.cur_split}_loader"]
+        if ctx.cur_mode in LEARNING and self._feeds and loader is not self._feeds[-1]:
+            self._feeds[-1].open(is_kept=False)  # a step with a batch of a hook's own loader
+        ctx.data_batch = CtxVar(next(loader), Lifecycle.BATCH)
 
     def _hook_on_batch_forward(self, ctx: Context) -> None:
         """Run `ctx.model` on the batch and compute its loss with `ctx.criterion`."""
@@ -844,13 +887,25 @@ class GeneralTorchTrainer(Trainer):
         if not hasattr(monitor, "total_flops"):
             return
         if self.cfg.eval.count_flops and monitor.flops_per_sample == 0:
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                self._forward(ctx)
-            each = 2 * (1 if self.model_nums == 1 or not ctx.mirrored_models else 1 / self.model_nums)
-            monitor.track_avg_flops(
-                counter.get_total_flops() / each, ctx.batch_size
-            )  # a multiplication and an addition
+            self._count_operations(ctx)
         monitor.total_flops += monitor.flops_per_sample * ctx.batch_size
+
+    def _count_operations(self, ctx: Context) -> None:
+        """Count the operations of the batch's forward pass; where its form is another one, tell it, once."""
+        try:
+            with FlopCounterMode(display=False) as counter, torch.no_grad(), preserved_randomness():
+                self._forward(ctx)
+        except (DataError, TypeError, AttributeError, ValueError, RuntimeError, LookupError) as error:
+            logger.warning(
+                "operations are not counted: a forward pass by model(x), with a batch of inputs x and labels, failed "
+                "(%s). Override _hook_on_batch_forward_flop_count, or set eval.count_flops=False.", error
+            )  # fmt: skip
+            ctx.monitor.flops_per_sample = -1
+            return
+        each = 2 * (1 if self.model_nums == 1 or not ctx.mirrored_models else 1 / self.model_nums)
+        ctx.monitor.track_avg_flops(
+            counter.get_total_flops() / each, ctx.batch_size
+        )  # a multiplication and an addition
 
     def _hook_on_batch_backward(self, ctx: Context) -> None:
         """Update `ctx.model` by `ctx.loss_task`: zero_grad, backward, clip to `ctx.grad_clip`, step, tick."""
@@ -911,7 +966,7 @@ class GeneralTorchTrainer(Trainer):
         if self.runtime.num_processes > 1:
             true, prob = self._joined(ctx, true, prob)
         ctx.ys_true, ctx.ys_prob = CtxVar(true, Lifecycle.ROUTINE), CtxVar(prob, Lifecycle.ROUTINE)
-        ctx.eval_metrics = ctx.monitor.eval(ctx)
+        ctx.eval_metrics = (ctx.monitor if hasattr(ctx.monitor, "eval") else self.metric_calculator).eval(ctx)
 
     def _joined(self, ctx: Context, true: Any, prob: Any) -> tuple[Any, Any]:
         """Put what the processes have counted together."""
@@ -933,7 +988,9 @@ class GeneralTorchTrainer(Trainer):
         if self.cfg.federate.method in {"local", "global"}:
             return {}
         kept_at_home = self.cfg.personalization.local_param if filter_keywords is None else filter_keywords
-        shares_all, trained = self.cfg.personalization.share_non_trainable_para, set(self.ctx.trainable_para_names)
+        is_filtered = RELEASE.filters_untrained and not self._is_earlier
+        shares_all = self.cfg.personalization.share_non_trainable_para or not is_filtered
+        trained = set(self.ctx.trainable_para_names)
         return {
             name: value
             for name, value in state_dict.items()
@@ -997,6 +1054,21 @@ class _RoutineLoop(Loop):
             if at_start is not None:
                 at_start()
             self._walk_fit(fit)
+
+
+def _with_gradients(left: Mapping[nn.Parameter, torch.Tensor], body: Callable[[], Any]) -> Any:
+    """Run a body with the gradients that the hooks of the round before have left: one's own may add to them."""
+    for parameter, gradient in left.items():
+        parameter.grad = gradient
+    return body()
+
+
+def _noting_flags(model: nn.Module, body: Callable[[], Any], changed: dict[nn.Parameter, bool]) -> Any:
+    """Run a body; note the parameters that its hooks have frozen or set free, which stay so."""
+    before = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    result = body()
+    changed |= {one: one.requires_grad for one, flag in before.items() if one.requires_grad != flag}
+    return result
 
 
 def _hooks_at(hooks_dict: Any, trigger: str) -> list[Any]:

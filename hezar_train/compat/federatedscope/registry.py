@@ -191,8 +191,8 @@ def wrap_DittoTrainer(  # noqa: N802 - the name that FederatedScope gives it
     if isinstance(base_trainer, GeneralTorchTrainer):
         raise ConfigError(
             "wrap_DittoTrainer takes a Trainer of a TrainerConfig. For a GeneralTorchTrainer, FederatedScope's own "
-            "trainer_Ditto.py runs behind this door with its imports changed: register_plugin('ditto', its "
-            "wrap_DittoTrainer)."
+            "trainer_Ditto.py runs behind this door: after stand_in() as it is, or with its imports changed and "
+            "register_plugin('ditto', its wrap_DittoTrainer)."
         )
     return federated.wrap_DittoTrainer(base_trainer, regular_weight, personal_steps, kind=DittoTrainer)
 

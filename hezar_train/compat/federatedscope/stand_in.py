@@ -1,24 +1,29 @@
 """Let code that imports `federatedscope.core.trainers` and its like find this door there, with no import changed.
 
 `stand_in()`, called once before that code is imported, puts modules of FederatedScope's names into `sys.modules`. Where
-FederatedScope itself is installed, only what a trainer is made of is replaced: its workers, runners, data and models
-then train with this package's trainer. Where it is not, the modules below are all there is of it.
+FederatedScope itself is installed, only what a trainer is made of is replaced: its workers, runners, data, models,
+builders and plug-ins then train with this package's trainer, and what a replaced module has beside is still found in
+it. Where it is not installed, the modules below are all there is of it.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from hezar_train.compat.federatedscope.general import RELEASE
+from hezar_train.errors import ConfigError
 
 __all__ = ["stand_in"]
 
 REPLACED: dict[str, tuple[str, ...]] = {
     "core.trainers": (
         "BaseTrainer", "Context", "CtxVar", "GeneralMultiModelTrainer", "GeneralTorchTrainer", "Trainer",
-        "wrap_DittoTrainer", "wrap_fedprox_trainer",
     ),
     "core.trainers.base_trainer": ("BaseTrainer",),
     "core.trainers.trainer": ("GeneralTorchTrainer", "Trainer"),
@@ -29,7 +34,6 @@ REPLACED: dict[str, tuple[str, ...]] = {
     "core.trainers.utils": (
         "calculate_batch_epoch_num", "filter_by_specified_keywords", "format_log_hooks", "move_to",
     ),
-    "core.auxiliaries.trainer_builder": ("get_trainer",),
     "core.auxiliaries.decorators": ("use_diff",),
     "core.auxiliaries.ReIterator": ("ReIterator",),
     "core.optimizer": ("wrap_regularized_optimizer",),
@@ -41,6 +45,8 @@ ADDED: dict[str, tuple[str, ...]] = {
         "register_criterion", "register_metric", "register_optimizer", "register_regularizer", "register_scheduler",
         "register_trainer",
     ),
+    "core.trainers": ("wrap_DittoTrainer", "wrap_fedprox_trainer"),
+    "core.auxiliaries.trainer_builder": ("get_trainer",),
     "core.auxiliaries.optimizer_builder": ("get_optimizer",),
     "core.auxiliaries.scheduler_builder": ("get_scheduler",),
     "core.auxiliaries.criterion_builder": ("get_criterion",),
@@ -53,21 +59,70 @@ ADDED: dict[str, tuple[str, ...]] = {
     "core.monitors.metric_calculator": ("MetricCalculator",),
     "core.configs.config": ("CN", "global_cfg"),
 }  # fmt: skip
-"""Modules that have more than a trainer's names; where FederatedScope is installed, its own are used."""
+"""Names beside a trainer's; where FederatedScope is installed, its own are used."""
 
 REGISTER = "register"
+SAME_HERE = {"Trainer": "GeneralTorchTrainer"}
+"""FederatedScope's `Trainer(model, data, device, config)` is what GeneralTorchTrainer is made from there; here one."""
+FILTERS_NOTHING = r"share_non_trainable_para else[\s\\]+lambda"
+"""How releases until 0.3 choose what is exchanged: by a function of a function, which is true of everything."""
 
 
 def stand_in(name: str = "federatedscope") -> list[str]:
     """Put the modules in place; return their names."""
-    is_installed = name not in sys.modules and importlib.util.find_spec(name) is not None
-    made = {**REPLACED, **({} if is_installed else ADDED)}
+    is_installed = _is_installed(name)
+    _refuse_imported(name)
+    made = dict(REPLACED)
+    for module, names in ({} if is_installed else ADDED).items():
+        made[module] = (*made.get(module, ()), *names)
     for module, names in made.items():
         _put(f"{name}.{module}", names, _folder_of(f"{name}.{module}") if is_installed else None)
-    if is_installed:  # its own workers register with it, and trainers are found with us
-        theirs = importlib.import_module(f"{name}.{REGISTER}")
-        theirs.register_trainer = _ours("register_trainer")  # type: ignore[attr-defined]
+    if is_installed:
+        _follow_release(Path(_folder_of(f"{name}.core.trainers")) / "trainer.py")
+        _listen(importlib.import_module(f"{name}.{REGISTER}"))
     return [f"{name}.{module}" for module in made]
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return _has_file(sys.modules[name])
+    return importlib.util.find_spec(name) is not None
+
+
+def _refuse_imported(name: str) -> None:
+    """Raise if code holds FederatedScope's own trainers already, which nothing can take from it."""
+    paths = [f"{name}.{module}" for module in REPLACED]
+    if imported := [path for path in paths if path in sys.modules and _has_file(sys.modules[path])]:
+        raise ConfigError(
+            f"{imported[0]} was imported before stand_in(), so its trainers are in use already. Call stand_in() before "
+            f"anything of {name} is imported."
+        )
+
+
+def _has_file(module: ModuleType) -> bool:
+    return getattr(module, "__file__", None) is not None
+
+
+def _follow_release(trainer: Path) -> None:
+    """Do as the installed release does where later ones changed it, which its trainer's own text tells."""
+    text = trainer.read_text(encoding="utf-8") if trainer.is_file() else ""
+    if text:
+        RELEASE.has_mode_val = "MODE.VAL" in text
+        RELEASE.filters_untrained = re.search(FILTERS_NOTHING, text) is None
+
+
+def _listen(theirs: Any) -> None:
+    """Let trainers that are registered with FederatedScope be known by name here, too."""
+    register_with_them, register_with_us = theirs.register_trainer, _ours("register_trainer")
+    if getattr(register_with_them, "is_heard", False):
+        return
+
+    def register_trainer(key: str, module: Any) -> None:
+        register_with_them(key, module)
+        register_with_us(key, module)
+
+    register_trainer.is_heard = True  # type: ignore[attr-defined]
+    theirs.register_trainer = register_trainer
 
 
 def _put(path: str, names: tuple[str, ...], folder: str | None) -> None:
@@ -81,10 +136,31 @@ def _put(path: str, names: tuple[str, ...], folder: str | None) -> None:
     module = ModuleType(path, __doc__)
     module.__path__ = [] if folder is None else [folder]
     for one in names:
-        setattr(module, one, _ours(one))
+        setattr(module, one, _ours(SAME_HERE.get(one, one)))
+    if folder is not None:
+        module.__getattr__ = _from_original(path, Path(folder))  # type: ignore[method-assign]
     sys.modules[path] = module
     if parent:
         setattr(sys.modules[parent], last, module)
+
+
+def _from_original(path: str, folder: Path) -> Any:
+    """Return a module's `__getattr__` that finds what is not ours in the module that it stands in for."""
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    loaded: list[ModuleType] = []
+
+    def found(name: str) -> Any:
+        if name.startswith("__") or not file.is_file():
+            raise AttributeError(f"module {path!r} has no attribute {name!r}")
+        if not loaded:
+            spec = importlib.util.spec_from_file_location(f"{path}_of_federatedscope", file)
+            assert spec is not None
+            assert spec.loader is not None
+            loaded.append(importlib.util.module_from_spec(spec))
+            spec.loader.exec_module(loaded[0])
+        return getattr(loaded[0], name)
+
+    return found
 
 
 def _folder_of(path: str) -> str:
@@ -95,5 +171,5 @@ def _folder_of(path: str) -> str:
     return str(Path(root.origin).parent.joinpath(*path.split(".")[1:]))
 
 
-def _ours(name: str) -> object:
+def _ours(name: str) -> Any:
     return getattr(importlib.import_module("hezar_train.compat.federatedscope"), name)
