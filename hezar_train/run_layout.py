@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
 from hezar_train.errors import ConfigError
-from hezar_train.run_folder import refuse_links
+from hezar_train.run_folder import is_plain, plain_path, refuse_links
 
 __all__ = [
     "BEST_FILE",
@@ -191,10 +191,10 @@ class RunLayout:
         return cls(root, checkpoints_dir, str(settings.get("logs_dir") or LOGS_FOLDER), config)
 
     def new_logs(self) -> Path:
-        """Name a folder for logs after now and this host."""
+        """Name a folder for logs after now and this host; a link that lies in wait there is refused."""
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         host = re.sub(r"[^\w.-]", "-", socket.gethostname()) or "host"
-        return self.all_logs / f"{stamp}_{host}"
+        return plain_path(self.all_logs, f"{stamp}_{host}")
 
     def logs(self, logs_dir: str | None) -> Path:
         """Return the folder of the logs that a state names (`TrainerState.logs_dir`), or a new one.
@@ -208,12 +208,17 @@ class RunLayout:
         return self.root / logs_dir if is_usual or (self.root / logs_dir).is_dir() else self.new_logs()
 
     def owns(self, name: str | os.PathLike[str]) -> bool:
-        """Tell whether a path, by its words, is inside the run's folder or inside the run's own folder of logs."""
+        """Tell whether a path is inside the run's folder or inside the run's own folder of logs, with no link on the way.
+
+        A link on the way would make a name inside the run lead anywhere, and who names it here is a file of the run.
+        """
         path = _absolute(self.root / name)
-        return any(path.is_relative_to(_absolute(folder)) for folder in (self.root, self.all_logs))
+        return is_plain(_absolute(self.root), path) or (
+            not path.is_relative_to(_absolute(self.root)) and is_plain(_absolute(self.all_logs), path)
+        )
 
     def is_log(self, path: Path) -> bool:
-        """Tell whether a path, by its words, is a file that grows while the run trains: the ledger, or one of the logs.
+        """Tell whether a path is that of a file which grows while the run trains: the ledger, or one of the logs.
 
         Logs of an earlier start may lie in another folder of the run, if the config has named another since.
         """
@@ -252,8 +257,10 @@ class RunLayout:
         return self.evaluations / step_name(step)
 
     def export(self, step: int) -> Path:
-        """Name the folder that a user's own `save()` is given beside a checkpoint."""
-        return self.exports / step_name(step)
+        """Name the folder that a user's own `save()` is given beside a checkpoint; refuse one that leads elsewhere."""
+        name = f"{EXPORTS_FOLDER}/{step_name(step)}"
+        refuse_links(self.root, [name])
+        return self.root / name
 
     def evaluation_records(self) -> dict[int, Path]:
         """Return the records of all evaluations by their steps, ascending."""
