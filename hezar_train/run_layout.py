@@ -118,6 +118,7 @@ WRITTEN = (
 )
 """What a run writes, cuts or deletes under a fixed name; reports and pictures only ever take the place of another."""
 
+DIGITS_OF_NO_STEP = 19
 TAG_DIGITS = 12
 """Of the hash that tells a run's folder of logs or checkpoints from that of another run."""
 
@@ -135,7 +136,8 @@ def step_name(step: int) -> str:
 
 def step_of(name: str) -> int | None:
     """Return the step that a name stands for, under any zero padding; None for any other name."""
-    return int(name) if name.isascii() and name.isdigit() else None
+    is_step = name.isascii() and name.isdigit() and len(name.lstrip("0")) < DIGITS_OF_NO_STEP
+    return int(name[-DIGITS_OF_NO_STEP:]) if is_step else None
 
 
 def is_run(folder: Path) -> bool:
@@ -208,7 +210,7 @@ class RunLayout:
         return self.root / logs_dir if is_usual or (self.root / logs_dir).is_dir() else self.new_logs()
 
     def owns(self, name: str | os.PathLike[str]) -> bool:
-        """Tell whether a path is inside the run's folder or inside the run's own folder of logs, with no link on the way.
+        """Tell whether a path is inside the run's folder or its own folder of logs, with no link on the way.
 
         A link on the way would make a name inside the run lead anywhere, and who names it here is a file of the run.
         """
