@@ -96,6 +96,15 @@ def test_a_checkpoint_sets_no_attribute_that_it_would_not_have_kept(values: Any)
     assert (owner.checkpoint_dir, owner.num_epochs, owner.save()) == ("checkpoints", 2, "checkpoints")
 
 
+@pytest.mark.parametrize(
+    "schedules", [{"loss": {}}, {"lr_scheduler": {"step": 5}}, {"lr_scheduler": {"rate": "x"}}, {"mtm_scheduler": [5]}]
+)
+def test_a_checkpoint_sets_nothing_but_numbers_of_a_schedule(schedules: Any) -> None:
+    owner = Owner()
+    with pytest.raises(CheckpointError):
+        Keeper(owner, ()).load_state_dict({"values": {}, "schedules": schedules})
+
+
 def test_counters_arrays_and_tensors_come_back() -> None:
     owner = Owner()
     kept = {"loss_iter": 7, "loss_history": np.ones(2), "average": torch.ones(1), "rate": np.float64(0.5)}

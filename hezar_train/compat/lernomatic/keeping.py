@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -66,26 +66,38 @@ class Keeper(Hook):
             raise CheckpointError("the stored attributes of the trainer are not of the form that is kept")
         put_plain(self._owner, values, own_values(self._owner), but=self._settings)
         for name, numbers in schedules.items():
-            put_plain(getattr(self._owner, name, None), numbers)
+            _put_numbers(getattr(self._owner, name, None), numbers)
 
 
-def put_plain(owner: Any, values: Any, own: Mapping[str, Any] | None = None, but: Iterable[str] = ()) -> None:
+def put_plain(owner: Any, values: Any, own: Mapping[str, Any], but: Iterable[str] = ()) -> None:
     """Set attributes as a file has them: the numbers and arrays that would be kept of them, and nothing else.
 
     `own` are the owner's values that are not in its `__dict__`.
     """
+    _refuse_others(owner, values, lambda name, value: name not in but and _is_plain(name, value), own)
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+
+def _put_numbers(schedule: Any, values: Any) -> None:
+    _refuse_others(schedule, values, lambda _, value: schedule is not None and isinstance(value, KEPT))
+    for name, value in values.items():
+        setattr(schedule, name, value)
+
+
+def _refuse_others(
+    owner: Any, values: Any, is_kept: Callable[[str, Any], bool], own: Mapping[str, Any] | None = None
+) -> None:
     if not isinstance(values, Mapping):
         raise CheckpointError("the stored attributes of the trainer are not names with values")
-    now = {**vars(owner), **(own or {})}
+    now = {**getattr(owner, "__dict__", {}), **(own or {})}
     for name, value in values.items():
-        is_kept = isinstance(name, str) and name not in but and _is_plain(name, value)
-        if not is_kept or _is_no_number(now.get(name, getattr(type(owner), name, None))):
+        is_attribute = isinstance(name, str) and is_kept(name, value)
+        if not is_attribute or _is_no_number(now.get(name, getattr(type(owner), name, None))):
             raise CheckpointError(
                 f"the checkpoint has a value for the attribute {name!r}, which is refused: expected numbers and "
                 "arrays, and only those that a trainer keeps"
             )
-    for name, value in values.items():
-        setattr(owner, name, value)
 
 
 def _is_no_number(value: Any) -> bool:
