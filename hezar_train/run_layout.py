@@ -72,6 +72,7 @@ __all__ = [
     "refuse_dirs_outside",
     "step_name",
     "step_of",
+    "without_host",
 ]
 
 PLAN_FILE = "plan.json"
@@ -99,6 +100,9 @@ METRICS_FILE = "metrics.json"
 CSV_FILE = "training_logs.csv"
 EVENTS_PREFIX = "events.out.tfevents."
 """How the names of TensorBoard's files begin; the second of their start follows."""
+NAMES_WITH_HOST = re.compile(
+    rf"(\d{{4}}-\d\d-\d\d_\d\d-\d\d-\d\d)_.+|({re.escape(EVENTS_PREFIX)}\d+)\..+(\.\d+\.\d+)", re.DOTALL
+)
 DROPPED_SUFFIX = ".dropped"
 """Of what a resume took away from a file or a set of files, because it is done again."""
 
@@ -138,6 +142,11 @@ def step_of(name: str) -> int | None:
     """Return the step that a name stands for, under any zero padding; None for any other name."""
     is_step = name.isascii() and name.isdigit() and len(name.lstrip("0")) < DIGITS_OF_NO_STEP
     return int(name[-DIGITS_OF_NO_STEP:]) if is_step else None
+
+
+def without_host(name: str) -> str:
+    """Return a path of logs as it is published: the names of this machine's folders and files tell its own, too."""
+    return "/".join(NAMES_WITH_HOST.sub(r"\1\2\3", part) for part in name.split("/"))
 
 
 def is_run(folder: Path) -> bool:
@@ -203,11 +212,16 @@ class RunLayout:
 
         A state comes from a file: of a folder that is not this run's own it is not believed.
         """
-        if not logs_dir or not self.owns(logs_dir):
+        if not logs_dir or not self.owns(folder := self.placed(logs_dir)):
             return self.new_logs()
         # Elsewhere in the run only where an earlier start with another `logs_dir` has made it.
-        is_usual = _absolute(self.root / logs_dir).is_relative_to(_absolute(self.all_logs))
-        return self.root / logs_dir if is_usual or (self.root / logs_dir).is_dir() else self.new_logs()
+        is_usual = _absolute(folder).is_relative_to(_absolute(self.all_logs))
+        return folder if is_usual or folder.is_dir() else self.new_logs()
+
+    def placed(self, name: str) -> Path:
+        """Return where something of the logs lies that a state names: fetched from the Hub, without the host's name."""
+        usual, fetched = self.root / name, self.root / without_host(name)
+        return fetched if not usual.exists() and fetched.exists() else usual
 
     def owns(self, name: str | os.PathLike[str]) -> bool:
         """Tell whether a path is inside the run's folder or its own folder of logs, with no link on the way.

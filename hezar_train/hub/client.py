@@ -13,6 +13,7 @@ signatures in the addresses of uploads, must never be written down.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
 import re
@@ -268,7 +269,7 @@ class Repository:
         """Add and delete files in one commit on top of `parent`; files that are there already are not sent again."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        refuse_secrets(files)
+        refuse_secrets(files, message)
         with self._translated_errors("did not take the commit"):
             sources = {name: source if isinstance(source, bytes) else str(source) for name, source in files.items()}
             additions = [CommitOperationAdd(name, source) for name, source in sources.items()]
@@ -379,9 +380,13 @@ class Pace:
         return self.attempt_seconds + nbytes / self.least_bytes_per_second
 
 
-def refuse_secrets(files: Mapping[str, Path | bytes]) -> None:
-    """Raise if a file that is about to be pushed holds a token, or another secret that this process knows."""
+def refuse_secrets(files: Mapping[str, Path | bytes], message: str = "") -> None:
+    """Raise if something that is about to be pushed, or its name, holds a token or another secret that we know."""
     secrets = _known_secrets()
+    for text in (message, *files):
+        if kind := _secret_in(text.encode(errors="surrogateescape"), secrets):
+            what = "the message" if text == message else "the name of a file"
+            raise HubError(f"nothing of this push is sent: {what} holds {kind}. Take it out.")
     for name, source in files.items():
         if Path(name).suffix in WEIGHT_SUFFIXES:
             continue
@@ -404,7 +409,14 @@ def _known_secrets() -> dict[str, str]:
     from huggingface_hub import get_token
 
     own = get_token() or ""
-    return {**known_secrets(), **({own: "your token for the Hub"} if len(own) >= SHORTEST_PUSHED_SECRET else {})}
+    found = {**known_secrets(), **({own: "your token for the Hub"} if len(own) >= SHORTEST_PUSHED_SECRET else {})}
+    return {form: name for value, name in found.items() for form in _written_forms(value)}
+
+
+def _written_forms(secret: str) -> set[str]:
+    """Return a secret as it may stand in a file: as it is, in JSON or quoted YAML, in an address."""
+    in_json = {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+    return {secret, *in_json, quote(secret), quote(secret, safe="")}
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 import re
-import time
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +105,7 @@ def fetch_checkpoint(
     repository = Repository(place.repo_id, place.revision)
     head = repository.head(sizes=True)
     make_folder_durably(root)
-    draft = root / f"{TEMPORARY_PREFIX}hub-{os.getpid()}-{time.monotonic_ns()}"  # a name that the store's `clean` knows
+    draft = root / _draft_name()
     try:
         folder = _find(repository, head, place, draft)
         manifest = checked_manifest(draft / folder, folder, head, place)
@@ -133,7 +133,7 @@ def fetch_records(
     root = Path(run_folder)
     repository = Repository(place.repo_id, place.revision)
     head = repository.head(sizes=True)
-    draft = root / f"{TEMPORARY_PREFIX}hub-{os.getpid()}-{time.monotonic_ns()}"
+    draft = root / _draft_name()
     try:
         listed = _listed_records(repository, head, place, draft)
         wanted = [name for name in listed if _is_record(name) and not _is_evaluation_from(name, before_step)]
@@ -142,6 +142,11 @@ def fetch_records(
         return [_moved(draft, name, root) for name in missing if _is_as_listed(draft / name, listed[name], place)]
     finally:
         remove_folder(draft)
+
+
+def _draft_name() -> str:
+    """Return a name that the store's `clean` knows, and nobody else beforehand."""
+    return f"{TEMPORARY_PREFIX}hub-{secrets.randbits(64)}"
 
 
 def _listed_records(repository: Repository, head: Head, place: HubAddress, draft: Path) -> dict[str, FileRecord]:
