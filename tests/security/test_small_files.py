@@ -23,7 +23,7 @@ from hezar_train.checkpoint import CheckpointStore
 from hezar_train.checkpoint.manifest import Manifest, read_manifest
 from hezar_train.cli import root
 from hezar_train.cli.verify import audit_run
-from hezar_train.config import read_mapping
+from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.files import parse_yaml, to_plain
 from hezar_train.errors import CheckpointError, ConfigError, DataError
 from hezar_train.events import EventStorage, Ledger
@@ -461,3 +461,15 @@ def test_files_that_may_be_anybody_s_are_read_in_one_place() -> None:
     modules = [path for path in package.rglob("*.py") if "compat" not in path.parts and "_recipes" not in path.parts]
     found = {path.relative_to(package).as_posix() for path in modules if READS.search(path.read_text())}
     assert found <= READ_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_dataloader_workers": 5000}, {"num_threads": 100_000}, {"bootstrap_samples": 10**12},
+        {"metrics": [{"name": "accuracy", "n_decimals": 10**9}]},
+    ],
+)  # fmt: skip
+def test_a_config_asks_for_no_more_than_a_machine_has(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at most"):
+        TrainerConfig.from_dict({"output_dir": "run", **fields})
