@@ -473,3 +473,12 @@ def test_files_that_may_be_anybody_s_are_read_in_one_place() -> None:
 def test_a_config_asks_for_no_more_than_a_machine_has(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="at most"):
         TrainerConfig.from_dict({"output_dir": "run", **fields})
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800", "x" * 300])
+@pytest.mark.parametrize(
+    "name", ["output_dir", "checkpoints_dir", "logs_dir", "init_weights_from", "resume_from_checkpoint"]
+)
+def test_a_config_names_places_that_can_be(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="is no path that a file can have"):
+        TrainerConfig.from_dict({"output_dir": "run", name: value})
