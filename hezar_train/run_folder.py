@@ -24,7 +24,9 @@ from hezar_train.errors import CheckpointError
 
 __all__ = [
     "RunFolderError",
+    "can_be_path",
     "is_inside",
+    "is_plain",
     "open_file",
     "plain_path",
     "read_file",
@@ -34,6 +36,7 @@ __all__ = [
     "remove_folder",
 ]
 
+LONGEST_NAME, LONGEST_PATH = 255, 4096  # in bytes: what file systems take
 MOST_SMALL_BYTES = 64 << 20
 """Of a file that people or this package write by hand: configs, plans, records."""
 
@@ -42,14 +45,27 @@ class RunFolderError(CheckpointError):
     """Something in a run's folder that is not touched: a link, a name that leads out of it, a file that is no file."""
 
 
+def can_be_path(name: str) -> bool:
+    """Tell whether a text is one that a file can be called: no zero byte, no part that is too long."""
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return b"\0" not in encoded and len(encoded) < LONGEST_PATH and max(map(len, encoded.split(b"/"))) <= LONGEST_NAME
+
+
 def is_inside(name: str) -> bool:
     """Tell whether a relative path stays inside its folder, and is one that a file can have."""
     path = PurePosixPath(name)
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and can_be_path(name)
+
+
+def is_plain(root: Path, path: Path) -> bool:
+    """Tell whether a path lies below `root` by its words, and no link is on the way from there; both are absolute."""
+    if not path.is_relative_to(root):
         return False
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    parts = path.relative_to(root).parts
+    return not any(os.path.islink(root.joinpath(*parts[:length])) for length in range(1, len(parts) + 1))
 
 
 def plain_path(root: Path, name: str | os.PathLike[str]) -> Path:

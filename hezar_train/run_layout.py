@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
 from hezar_train.errors import ConfigError
-from hezar_train.run_folder import refuse_links
+from hezar_train.run_folder import is_plain, plain_path, refuse_links
 
 __all__ = [
     "BEST_FILE",
@@ -72,6 +72,7 @@ __all__ = [
     "refuse_dirs_outside",
     "step_name",
     "step_of",
+    "without_host",
 ]
 
 PLAN_FILE = "plan.json"
@@ -99,6 +100,9 @@ METRICS_FILE = "metrics.json"
 CSV_FILE = "training_logs.csv"
 EVENTS_PREFIX = "events.out.tfevents."
 """How the names of TensorBoard's files begin; the second of their start follows."""
+NAMES_WITH_HOST = re.compile(
+    rf"(\d{{4}}-\d\d-\d\d_\d\d-\d\d-\d\d)_.+|({re.escape(EVENTS_PREFIX)}\d+)\..+(\.\d+\.\d+)", re.DOTALL
+)
 DROPPED_SUFFIX = ".dropped"
 """Of what a resume took away from a file or a set of files, because it is done again."""
 
@@ -118,6 +122,7 @@ WRITTEN = (
 )
 """What a run writes, cuts or deletes under a fixed name; reports and pictures only ever take the place of another."""
 
+DIGITS_OF_NO_STEP = 19
 TAG_DIGITS = 12
 """Of the hash that tells a run's folder of logs or checkpoints from that of another run."""
 
@@ -135,7 +140,13 @@ def step_name(step: int) -> str:
 
 def step_of(name: str) -> int | None:
     """Return the step that a name stands for, under any zero padding; None for any other name."""
-    return int(name) if name.isascii() and name.isdigit() else None
+    is_step = name.isascii() and name.isdigit() and len(name.lstrip("0")) < DIGITS_OF_NO_STEP
+    return int(name[-DIGITS_OF_NO_STEP:]) if is_step else None
+
+
+def without_host(name: str) -> str:
+    """Return a path of logs as it is published: the names of this machine's folders and files tell its own, too."""
+    return "/".join(NAMES_WITH_HOST.sub(r"\1\2\3", part) for part in name.split("/"))
 
 
 def is_run(folder: Path) -> bool:
@@ -191,29 +202,39 @@ class RunLayout:
         return cls(root, checkpoints_dir, str(settings.get("logs_dir") or LOGS_FOLDER), config)
 
     def new_logs(self) -> Path:
-        """Name a folder for logs after now and this host."""
+        """Name a folder for logs after now and this host; a link that lies in wait there is refused."""
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         host = re.sub(r"[^\w.-]", "-", socket.gethostname()) or "host"
-        return self.all_logs / f"{stamp}_{host}"
+        return plain_path(self.all_logs, f"{stamp}_{host}")
 
     def logs(self, logs_dir: str | None) -> Path:
         """Return the folder of the logs that a state names (`TrainerState.logs_dir`), or a new one.
 
         A state comes from a file: of a folder that is not this run's own it is not believed.
         """
-        if not logs_dir or not self.owns(logs_dir):
+        if not logs_dir or not self.owns(folder := self.placed(logs_dir)):
             return self.new_logs()
         # Elsewhere in the run only where an earlier start with another `logs_dir` has made it.
-        is_usual = _absolute(self.root / logs_dir).is_relative_to(_absolute(self.all_logs))
-        return self.root / logs_dir if is_usual or (self.root / logs_dir).is_dir() else self.new_logs()
+        is_usual = _absolute(folder).is_relative_to(_absolute(self.all_logs))
+        return folder if is_usual or folder.is_dir() else self.new_logs()
+
+    def placed(self, name: str) -> Path:
+        """Return where something of the logs lies that a state names: fetched from the Hub, without the host's name."""
+        usual, fetched = self.root / name, self.root / without_host(name)
+        return fetched if not usual.exists() and fetched.exists() else usual
 
     def owns(self, name: str | os.PathLike[str]) -> bool:
-        """Tell whether a path, by its words, is inside the run's folder or inside the run's own folder of logs."""
+        """Tell whether a path is inside the run's folder or its own folder of logs, with no link on the way.
+
+        A link on the way would make a name inside the run lead anywhere, and who names it here is a file of the run.
+        """
         path = _absolute(self.root / name)
-        return any(path.is_relative_to(_absolute(folder)) for folder in (self.root, self.all_logs))
+        return is_plain(_absolute(self.root), path) or (
+            not path.is_relative_to(_absolute(self.root)) and is_plain(_absolute(self.all_logs), path)
+        )
 
     def is_log(self, path: Path) -> bool:
-        """Tell whether a path, by its words, is a file that grows while the run trains: the ledger, or one of the logs.
+        """Tell whether a path is that of a file which grows while the run trains: the ledger, or one of the logs.
 
         Logs of an earlier start may lie in another folder of the run, if the config has named another since.
         """
@@ -252,8 +273,10 @@ class RunLayout:
         return self.evaluations / step_name(step)
 
     def export(self, step: int) -> Path:
-        """Name the folder that a user's own `save()` is given beside a checkpoint."""
-        return self.exports / step_name(step)
+        """Name the folder that a user's own `save()` is given beside a checkpoint; refuse one that leads elsewhere."""
+        name = f"{EXPORTS_FOLDER}/{step_name(step)}"
+        refuse_links(self.root, [name])
+        return self.root / name
 
     def evaluation_records(self) -> dict[int, Path]:
         """Return the records of all evaluations by their steps, ascending."""

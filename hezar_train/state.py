@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from hezar_train.config.files import read_mapping, write_atomically
 from hezar_train.errors import CheckpointError, ConfigError
+from hezar_train.run_folder import can_be_path
 
 __all__ = ["STATE_VERSION", "TrainerState"]
 
@@ -152,6 +153,9 @@ class TrainerState:
                 raise CheckpointError(
                     f"the stored state has {each.name}={_short(values[each.name])}; expected {each.type}"
                 )
+        for name in (values.get("logs_dir") or "", *(values.get("files") or ())):
+            if not can_be_path(name):
+                raise CheckpointError(f"the stored state names {_short(name)}, which no file can be called")
 
     def save(self, path: str | os.PathLike[str], drop_none: bool = False) -> Path:
         """Write the state atomically as JSON; floats are written exactly."""

@@ -23,7 +23,7 @@ from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents, 
 from hezar_train.checkpoint.weights import WeightReport, initial_weights
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import CheckpointError, choices
-from hezar_train.run_folder import is_inside, read_file
+from hezar_train.run_folder import is_inside, read_file, remove_folder
 
 __all__ = ["Checkpointer"]
 
@@ -108,6 +108,12 @@ class Checkpointer:
             raise CheckpointError(f"{self.save_dir / TAG_FILE} is not the name of a checkpoint") from None
         put_back(found := self._folder(name))  # a plain name: a tag must not lead anywhere else
         return found
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint that was saved here; anything else of that name stays, and is told."""
+        folder = self._folder(name)
+        if self.save_to_disk and folder.exists() and not ((folder / MANIFEST_FILE).is_file() and remove_folder(folder)):
+            logger.warning("%s is not deleted: it is no checkpoint, or could not be", folder)
 
     def tag_last_checkpoint(self, name: str) -> None:
         """Note that a checkpoint is the last one."""

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import re
-import time
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -361,8 +361,7 @@ class CheckpointStore:
         if self._is_good(step):
             return self.path(step)
         make_folder_durably(self.root)
-        # The process id and a clock that never goes back: no two drafts share a name.
-        draft = Draft(self.root / f"{TEMPORARY_PREFIX}{step_name(step)}-{os.getpid()}-{time.monotonic_ns()}")
+        draft = Draft(self.root / _draft_name(step_name(step)))
         draft.folder.mkdir()
         try:
             fill(draft)
@@ -484,6 +483,11 @@ def _is_leftover(folder: Path) -> bool:
     return not names or any(name in OWN_NAMES or SHARD_NAME.fullmatch(name) for name in names)
 
 
+def _draft_name(name: str) -> str:
+    """Return a hidden name that `clean` knows and nobody can guess: no two drafts share one, none is waited for."""
+    return f"{TEMPORARY_PREFIX}{name}-{secrets.randbits(64)}"
+
+
 def write_checkpoint(path: Path, parts: Contents, step: int) -> Path:
     """Write a checkpoint to the folder `path`, in place of one that may be there; return the path.
 
@@ -493,7 +497,7 @@ def write_checkpoint(path: Path, parts: Contents, step: int) -> Path:
     if path.exists() and not (path / MANIFEST_FILE).exists():
         raise CheckpointError(f"{path} is there and is not a checkpoint: give a path that does not exist yet")
     make_folder_durably(path.parent)
-    draft = Draft(path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}-{time.monotonic_ns()}"))
+    draft = Draft(path.with_name(_draft_name(path.name)))
     draft.folder.mkdir()
     try:
         parts.write(draft)

@@ -28,7 +28,9 @@ from hezar_train.checkpoint.modules import check_meta, module_names, module_stat
 from hezar_train.checkpoint.shard_files import local_part
 from hezar_train.checkpoint.sharded import as_whole, load_whole, share_of
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore
+from hezar_train.config.files import load_json
 from hezar_train.errors import CheckpointError
+from hezar_train.run_folder import is_inside, read_file
 from hezar_train.run_layout import CHECKPOINTS_FOLDER
 
 __all__ = [
@@ -127,12 +129,12 @@ def _read_hezar(source: Path) -> dict[str, Tensor]:
 def _read_index(index: Path) -> dict[str, Tensor]:
     """Read weights that lie in several files beside their index."""
     try:
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = sorted(set(load_json(read_file(index))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index} is no index of safetensors files: {error}") from error
     tensors: dict[str, Tensor] = {}
     for name in files:
-        if Path(name).name != name or not name.endswith(".safetensors"):
+        if not isinstance(name, str) or not is_inside(name) or "/" in name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{index} names {name!r}; expected safetensors files beside it")
         tensors |= read_tensors(index.parent / name)
     return tensors

@@ -9,7 +9,6 @@ after another, each has epochs of its own, and the lines of each must do so.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,9 @@ from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, DataError
 from hezar_train.events import FEWER_ROWS, Ledger, LedgerLine, read_starts
 from hezar_train.plan import Plan
+from hezar_train.run_folder import read_file
 from hezar_train.run_layout import STATE_FILE, RunLayout
+from hezar_train.state import TrainerState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -318,14 +319,18 @@ def _models_without_checkpoint(layout: RunLayout, plan: Plan) -> list[str]:
 
 def _newest_checkpoint(layout: RunLayout) -> dict[str, Any]:
     """Return the sections of the newest checkpoint's `trainer_state.json`; empty if there is no checkpoint."""
+    from hezar_train.checkpoint.format import MOST_JSON_BYTES, parse_json, unpack
+
     if not (folders := layout.checkpoint_folders()):
         return {}
     path = folders[max(folders)] / STATE_FILE
     try:
-        found = dict(json.loads(path.read_bytes()))
-        return {**found, "state": dict(found["state"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = dict(parse_json(read_file(path, MOST_JSON_BYTES), STATE_FILE))
+        state = unpack(found["state"], {})
+        TrainerState.refuse_misfits(state)
+    except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. `hezar-train verify RUN` says more.") from error
+    return {**found, "state": state}
 
 
 def _is_before(line: LedgerLine, state: dict[str, Any], *, in_sequence: bool) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hezar_train.config.names import is_dotted_path, is_importable
 from hezar_train.errors import choices, suggestion
+from hezar_train.run_folder import can_be_path
 
 __all__ = [
     "flag",
@@ -106,12 +107,15 @@ def text(name: str, value: Any) -> Iterator[str]:
 
 def path(name: str, value: Any, optional: bool = False) -> Iterator[str]:
     """Check a path, given as a string or a path object."""
-    if isinstance(value, os.PathLike) or (optional and value is None):
+    if optional and value is None:
         return
-    if not isinstance(value, str):
+    given = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(given, str):
         yield wrong_type(name, value, "a path (str)")
-    elif not value.strip():
+    elif not given.strip():
         yield f"{name} must not be empty"
+    elif not can_be_path(given):
+        yield f"{name}={ascii(given)[:80]} is no path that a file can have: it holds a zero byte, or is too long"
 
 
 def one_of(name: str, value: Any, known: Collection[str], optional: bool = True) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import Any
 __all__ = ["known_secrets", "secret_problems"]
 
 SHORTEST_SECRET = 8
+LARGEST_PLAIN_NUMBER = 999
 SECRET_NAME = re.compile(
     r"(?i)^(.*_)?(password|passwd|passphrase|secret|secret_key|api_?key|access_key|private_key|credentials?)$"
     r"|^(auth|access|api|bearer|hf|hub|hugging_?face|use_auth|github|gitlab|wandb|session|user)?_?token$"
@@ -48,11 +49,17 @@ def known_secrets() -> dict[str, str]:
 
 def _found(name: str, value: Any, secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _found(f"{name}[{str(key)!r}]", item, secrets)
+        for number, (key, item) in enumerate(value.items()):
+            if kind := _secret_words(str(key), secrets):
+                yield f"{name}, its key {number + 1},", kind
+            else:
+                yield from _found(f"{name}[{str(key)!r}]", item, secrets)
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
             yield from _found(f"{name}[{number}]", item, secrets)
+    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_PLAIN_NUMBER:
+        if SECRET_NAME.match(_last_key(name)):  # a password of digits alone
+            yield name, "a secret, by its name"
     elif isinstance(value, str | os.PathLike):
         text = os.fspath(value) if not isinstance(value, str) else value
         if isinstance(text, str) and (kind := _kind(name, text, secrets)):
@@ -60,10 +67,13 @@ def _found(name: str, value: Any, secrets: Mapping[str, str]) -> Iterator[tuple[
 
 
 def _kind(name: str, text: str, secrets: Mapping[str, str]) -> str | None:
-    last = name.rpartition("[")[2].strip("'\"]")
-    if SECRET_NAME.match(last) and text.strip() and text.lower() not in WORDS_THAT_ARE_NONE:
+    if SECRET_NAME.match(_last_key(name)) and text.strip() and text.lower() not in WORDS_THAT_ARE_NONE:
         return "a secret, by its name"
     return _secret_words(text, secrets)
+
+
+def _last_key(name: str) -> str:
+    return name.rpartition("[")[2].strip("'\"]")
 
 
 def _secret_words(text: str, secrets: Mapping[str, str]) -> str | None:

@@ -79,6 +79,7 @@ FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 SHOWN_SCHEDULERS = f"{choices(SHORT_SCHEDULERS)}, any class of torch.optim.lr_scheduler"
 
 MOST_THREADS, MOST_WORKERS = 1024, 512
+MOST_BOOTSTRAP_SAMPLES, MOST_DECIMALS = 1_000_000, 100
 """A config may come from anywhere: more would end the program, or the machine."""
 
 MARKS_OF_HEZAR = ("name", "config_type")
@@ -394,7 +395,7 @@ class EvaluationFields:
         yield from whole("max_eval_batches", self.max_eval_batches, least=1, optional=True)
         yield from flag("evaluate_with_generate", self.evaluate_with_generate)
         yield from keywords("generation_kwargs", self.generation_kwargs)
-        yield from whole("bootstrap_samples", self.bootstrap_samples, least=0)
+        yield from whole("bootstrap_samples", self.bootstrap_samples, least=0, most=MOST_BOOTSTRAP_SAMPLES)
         yield from self._problems_of_metrics()
         yield from text("metric_for_best_model", self.metric_for_best_model)
         yield from self._problems_of_best_metric()
@@ -454,7 +455,7 @@ class MetricConfig:
             yield wrong_type("output_keys", self.output_keys, "a list of names")
         for key in self.output_keys if isinstance(self.output_keys, list | tuple) else ():
             yield from text("output_keys", key)
-        yield from whole("n_decimals", self.n_decimals, least=0)
+        yield from whole("n_decimals", self.n_decimals, least=0, most=MOST_DECIMALS)
         yield from keywords("options", self.options)
 
     def to_dict(self) -> dict[str, Any]:

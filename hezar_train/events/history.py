@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import DataError, HezarTrainError
+from hezar_train.run_folder import read_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +48,7 @@ Scalar: TypeAlias = "float | Tensor"
 _MAX_UNREAD = 1024
 """Values of one name that may wait on the device; then they are read, so that a name nobody reads stays small."""
 _VERSION = 1  # of the file of histories
+_MOST_BYTES = 512 << 20
 
 
 class History:
@@ -242,10 +244,10 @@ def write_histories(path: str | os.PathLike[str], histories: Mapping[str, Histor
 def read_histories(path: str | os.PathLike[str]) -> dict[str, SavedHistory]:
     """Read what `write_histories` wrote."""
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(read_file(path, _MOST_BYTES))
         version, histories = content["version"], content["histories"]
         saved = {name: _parse(fields) for name, fields in histories.items()} if version == _VERSION else {}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{path} is not a file of histories, as save_history() writes it") from None
     if version != _VERSION:
         raise DataError(f"{path} has version {version!r} of the format, expected {_VERSION}")

@@ -13,6 +13,7 @@ signatures in the addresses of uploads, must never be written down.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
 import re
@@ -21,8 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from hezar_train.config.credentials import known_secrets
+from hezar_train.config.files import load_json
 from hezar_train.errors import ConfigError, HubError
 from hezar_train.hub import limits
 from hezar_train.hub.limits import Meter, within
@@ -48,8 +51,11 @@ __all__ = [
 
 SCHEME = "hub://"
 EXPECTED = "expected hub://owner/name, hub://owner/name@revision or hub://owner/name@revision#step"
+HEADERS_OF_FORM = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+MOST_BYTES = 1 << 62
 NO_CACHE = ".no-cache"  # a folder that is never made
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+LONGEST_STEP = 20
 LONGEST_NAME = 96  # what the Hub allows for each part
 PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
@@ -110,8 +116,8 @@ def parse_address(text: str) -> HubAddress:
         raise ConfigError(f"{text!r}: {problems[0]}; {EXPECTED}")
     if has_revision and (not REVISION.fullmatch(revision) or ".." in revision):
         raise ConfigError(f"{text!r}: {revision!r} is no name of a branch, tag or commit; {EXPECTED}")
-    if has_step and not (step.isascii() and step.isdigit()):
-        raise ConfigError(f"{text!r}: the step after '#' must be a whole number, got {step!r}; {EXPECTED}")
+    if has_step and not (step.isascii() and step.isdigit() and len(step) < LONGEST_STEP):
+        raise ConfigError(f"{text[:200]!r}: the step after '#' must be a whole number, got {step[:80]!r}; {EXPECTED}")
     return HubAddress(repo_id, revision or None, int(step) if has_step else None)
 
 
@@ -155,6 +161,24 @@ class Commit:
     url: str
 
 
+def _head_of(answer: Any, repo_id: str) -> Head:
+    """Read what the Hub says of a repository; whatever is of another type than it should be is refused."""
+    found = answer if isinstance(answer, dict) else {}
+    oid, listed = found.get("sha"), found.get("siblings") or []
+    if oid is not None and not (isinstance(oid, str) and COMMIT.fullmatch(oid)):
+        raise HubError(f"the Hub's repository {repo_id} has a commit with an id that is none: {str(oid)[:80]!r}.")
+    is_list = isinstance(listed, list) and all(isinstance(one, dict) for one in listed)
+    files = {one.get("rfilename"): one.get("size") for one in listed if _is_file(one)} if is_list else {}
+    if not isinstance(answer, dict) or not is_list or not all(map(_is_file, listed)):
+        raise HubError(f"the Hub's answer about {repo_id} is not a list of files with their sizes.")
+    return Head(oid, files)
+
+
+def _is_file(one: Mapping[str, Any]) -> bool:
+    name, size = one.get("rfilename"), one.get("size")
+    return isinstance(name, str) and (size is None or (type(size) is int and 0 <= size < MOST_BYTES))
+
+
 class Repository:
     """One repository at one revision."""
 
@@ -176,16 +200,27 @@ class Repository:
     def head(self, *, sizes: bool = False) -> Head:
         """Ask for the newest commit and its files."""
         with self._translated_errors("could not be read"):
-            info = within(limits.ANSWER_SECONDS, lambda: self._info(sizes))
-        if info.sha is not None and not COMMIT.fullmatch(info.sha):
-            raise HubError(f"the Hub's repository {self.repo_id} has a commit with an id that is none: {info.sha!r}.")
-        return Head(info.sha, {one.rfilename: one.size for one in getattr(info, "siblings", None) or []})
+            return _head_of(load_json(within(limits.ANSWER_SECONDS, lambda: self._info(sizes))), self.repo_id)
 
-    def _info(self, sizes: bool) -> Any:
-        return self._api.repo_info(
-            self.repo_id, revision=self.revision, repo_type=self.repo_type, files_metadata=sizes,
+    def _info(self, sizes: bool) -> bytes:
+        """Ask as the client's `repo_info` does, which would read an answer of any length and believe its types."""
+        import httpx2
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            get_session,
+            hf_raise_for_status,
+        )
+
+        at = "" if self.revision is None else f"/revision/{quote(self.revision, safe='')}"
+        address = f"{self._api.endpoint}/api/{self.repo_type}s/{self.repo_id}{at}"
+        with get_session().stream(
+            "GET", address, headers=build_hf_headers(), params={"blobs": True} if sizes else {},
             timeout=limits.ANSWER_SECONDS,
-        )  # fmt: skip
+        ) as answer:  # fmt: skip
+            content = limits.limited(answer.iter_bytes())
+        told = {name: value for name, value in answer.headers.items() if name.lower() not in HEADERS_OF_FORM}
+        hf_raise_for_status(httpx2.Response(answer.status_code, headers=told, content=content, request=answer.request))
+        return content
 
     def download(self, name: str, folder: Path, oid: str | None, most_bytes: int = limits.SMALL_BYTES) -> Path:
         """Download one file of a commit, of so many bytes at most, to its path below a folder.
@@ -205,6 +240,15 @@ class Repository:
             raise HubError(f"the Hub's repository {self.repo_id} gave {name} with more than {most_bytes:,} bytes.")
         return found
 
+    @staticmethod
+    def cache(cache_dir: str | os.PathLike[str] | None = None) -> Path:
+        """Return the folder of what is kept from the Hub, made if need be."""
+        from huggingface_hub import constants
+
+        folder = Path(constants.HF_HUB_CACHE if cache_dir is None else cache_dir) / "hezar_train"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def cached(
         self,
         name: str,
@@ -213,12 +257,9 @@ class Repository:
         most_bytes: int = limits.SMALL_BYTES,
     ) -> Path:
         """Download one file of a commit into a folder of that commit in the cache, if it is not there."""
-        from huggingface_hub import constants
-
         if not COMMIT.fullmatch(oid):
             raise HubError(f"the Hub's repository {self.repo_id} has a commit with an id that is none: {oid!r}.")
-        root = Path(constants.HF_HUB_CACHE if cache_dir is None else cache_dir)
-        folder = root / "hezar_train" / f"{self.repo_type}s--{self.repo_id.replace('/', '--')}" / oid
+        folder = self.cache(cache_dir) / f"{self.repo_type}s--{self.repo_id.replace('/', '--')}" / oid
         target = folder / name
         return target if target.is_file() else self.download(name, folder, oid, most_bytes)
 
@@ -228,7 +269,7 @@ class Repository:
         """Add and delete files in one commit on top of `parent`; files that are there already are not sent again."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        refuse_secrets(files)
+        refuse_secrets(files, message)
         with self._translated_errors("did not take the commit"):
             sources = {name: source if isinstance(source, bytes) else str(source) for name, source in files.items()}
             additions = [CommitOperationAdd(name, source) for name, source in sources.items()]
@@ -339,9 +380,13 @@ class Pace:
         return self.attempt_seconds + nbytes / self.least_bytes_per_second
 
 
-def refuse_secrets(files: Mapping[str, Path | bytes]) -> None:
-    """Raise if a file that is about to be pushed holds a token, or another secret that this process knows."""
+def refuse_secrets(files: Mapping[str, Path | bytes], message: str = "") -> None:
+    """Raise if something that is about to be pushed, or its name, holds a token or another secret that we know."""
     secrets = _known_secrets()
+    for text in (message, *files):
+        if kind := _secret_in(text.encode(errors="surrogateescape"), secrets):
+            what = "the message" if text == message else "the name of a file"
+            raise HubError(f"nothing of this push is sent: {what} holds {kind}. Take it out.")
     for name, source in files.items():
         if Path(name).suffix in WEIGHT_SUFFIXES:
             continue
@@ -364,7 +409,14 @@ def _known_secrets() -> dict[str, str]:
     from huggingface_hub import get_token
 
     own = get_token() or ""
-    return {**known_secrets(), **({own: "your token for the Hub"} if len(own) >= SHORTEST_PUSHED_SECRET else {})}
+    found = {**known_secrets(), **({own: "your token for the Hub"} if len(own) >= SHORTEST_PUSHED_SECRET else {})}
+    return {form: name for value, name in found.items() for form in _written_forms(value)}
+
+
+def _written_forms(secret: str) -> set[str]:
+    """Return a secret as it may stand in a file: as it is, in JSON or quoted YAML, in an address."""
+    in_json = {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+    return {secret, *in_json, quote(secret), quote(secret, safe="")}
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

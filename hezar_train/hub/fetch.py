@@ -10,11 +10,10 @@ and nothing is written but below the folder that was given.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import re
-import time
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +33,13 @@ from hezar_train.checkpoint.manifest import (
     rename_durably,
     sync_and_hash_folder,
 )
-from hezar_train.config.files import read_mapping
+from hezar_train.config.files import load_json, read_mapping
 from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.errors import CheckpointError, ConfigError, HubError
 from hezar_train.hub.client import Head, HubAddress, Repository, names_hub_weights, parse_address
 from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
 from hezar_train.hub.limits import SMALL_BYTES
-from hezar_train.run_folder import plain_path
+from hezar_train.run_folder import plain_path, read_file
 from hezar_train.run_layout import (
     BEST_FILE,
     CONFIG_FILE,
@@ -106,7 +105,7 @@ def fetch_checkpoint(
     repository = Repository(place.repo_id, place.revision)
     head = repository.head(sizes=True)
     make_folder_durably(root)
-    draft = root / f"{TEMPORARY_PREFIX}hub-{os.getpid()}-{time.monotonic_ns()}"  # a name that the store's `clean` knows
+    draft = root / _draft_name()
     try:
         folder = _find(repository, head, place, draft)
         manifest = checked_manifest(draft / folder, folder, head, place)
@@ -134,7 +133,7 @@ def fetch_records(
     root = Path(run_folder)
     repository = Repository(place.repo_id, place.revision)
     head = repository.head(sizes=True)
-    draft = root / f"{TEMPORARY_PREFIX}hub-{os.getpid()}-{time.monotonic_ns()}"
+    draft = root / _draft_name()
     try:
         listed = _listed_records(repository, head, place, draft)
         wanted = [name for name in listed if _is_record(name) and not _is_evaluation_from(name, before_step)]
@@ -143,6 +142,11 @@ def fetch_records(
         return [_moved(draft, name, root) for name in missing if _is_as_listed(draft / name, listed[name], place)]
     finally:
         remove_folder(draft)
+
+
+def _draft_name() -> str:
+    """Return a name that the store's `clean` knows, and nobody else beforehand."""
+    return f"{TEMPORARY_PREFIX}hub-{secrets.randbits(64)}"
 
 
 def _listed_records(repository: Repository, head: Head, place: HubAddress, draft: Path) -> dict[str, FileRecord]:
@@ -195,6 +199,7 @@ def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] |
         return fetch(HEZAR_MODEL_FILE)
     if INDEX_FILE not in head.files:
         raise CheckpointError(_no_weights(place, head))
+    _refuse_large(head, INDEX_FILE, place.repo_id)
     index = fetch(INDEX_FILE)
     for name in _shards(index, head, place):
         fetch(name)
@@ -206,6 +211,8 @@ def _cached(repository: Repository, head: Head, name: str, cache_dir: str | os.P
     if head.oid is None:
         raise HubError(f"{repository.repo_id} has no commit yet")
     most_bytes = head.files.get(name)
+    if (most_bytes or 0) > (free := free_bytes(repository.cache(cache_dir))):
+        raise HubError(f"{repository.repo_id} needs {most_bytes:,} bytes in the cache, and {free:,} are free")
     return repository.cached(name, head.oid, cache_dir, SMALL_BYTES if most_bytes is None else most_bytes)
 
 
@@ -221,16 +228,22 @@ def fetch_file(
     refuse_name(filename, repo_id)
     repository = Repository(repo_id, revision, repo_type)
     head = repository.head(sizes=True)
-    if (head.files.get(filename) or 0) > SMALL_BYTES:
-        raise HubError(f"{repo_id}: {filename} has {head.files[filename]:,} bytes; expected at most {SMALL_BYTES:,}")
+    _refuse_large(head, filename, repo_id)
     return _cached(repository, head, filename, cache_dir)
+
+
+def _refuse_large(head: Head, name: str, repo_id: str) -> None:
+    """Raise if a file is listed with more bytes than a small one has."""
+    if (head.files.get(name) or 0) > SMALL_BYTES:
+        raise HubError(f"{repo_id}: {name} has {head.files[name]:,} bytes; expected at most {SMALL_BYTES:,}")
 
 
 def _find(repository: Repository, head: Head, place: HubAddress, draft: Path) -> str:
     """Download the manifest of the checkpoint that is meant; return its folder in the repository."""
     folders = {name.rpartition("/")[0] for name in head.files if name.endswith(f"/{MANIFEST_FILE}")}
     known = {folder for folder in folders if re.fullmatch(rf"{CHECKPOINTS_FOLDER}/(last|[0-9]+)", folder)}
-    steps = {int(folder.rpartition("/")[2]): folder for folder in known if folder != LAST}
+    named = {folder: step_of(folder.rpartition("/")[2]) for folder in known if folder != LAST}
+    steps = {step: folder for folder, step in named.items() if step is not None}
     if LAST in known and place.step not in steps:
         _download_manifest(repository, head, LAST, draft)
         steps.setdefault(_step_of(draft / LAST, place), LAST)
@@ -322,7 +335,7 @@ def _is_record(name: str) -> bool:
 def _shards(index: Path, head: Head, place: HubAddress) -> list[str]:
     """Return the files that an index of weights names, all of them safetensors at the root."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(load_json(read_file(index, SMALL_BYTES))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{place}: {INDEX_FILE} cannot be read: {error}") from error
     for name in names:

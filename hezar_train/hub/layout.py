@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import copy
 import errno
+import itertools
 import os
+import secrets
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,7 @@ from hezar_train.run_layout import (
     STATE_FILE,
     RunLayout,
     step_name,
+    without_host,
 )
 
 __all__ = [
@@ -195,7 +197,7 @@ def remove_leftovers(run: SavedRun) -> None:
 
 
 def _new_folder(parent: Path) -> Path:
-    folder = parent / f"{PUSH_PREFIX}{_host()}-{os.getpid()}-{time.monotonic_ns()}"
+    folder = parent / f"{PUSH_PREFIX}{_host()}-{os.getpid()}-{secrets.randbits(64)}"
     folder.mkdir(parents=True)
     return folder
 
@@ -275,7 +277,7 @@ def _train_files(run: SavedRun, checkpoint: Path, folder: Path, names: PushNames
     records = _below(run.layout.evaluations, EVALUATIONS_FOLDER).items()
     found |= {name: path for name, path in records if path.suffix != ".png"}  # samples stay at home
     if names.push_logs:
-        found |= _below(run.layout.all_logs, LOGS_FOLDER)
+        found |= _without_hosts(_below(run.layout.all_logs, LOGS_FOLDER))
     files = {f"{train}/{name}": path for name, path in _copies(found, copies).items()}
     files[f"{train}/{names.config}"] = files.pop(f"{train}/{CONFIG_FILE}")
     files[f"{train}/{STATE_FILE}"] = checkpoint / STATE_FILE
@@ -284,6 +286,17 @@ def _train_files(run: SavedRun, checkpoint: Path, folder: Path, names: PushNames
     if names.push_logs and (curves := curves_png(run.layout.root, folder / CURVES_FILE)) is not None:
         files[f"{train}/{CURVES_FILE}"] = curves
     return files | {f"{train}/{MANIFEST_FILE}": _write_manifest(files, train, folder, int(checkpoint.name))}
+
+
+def _without_hosts(logs: dict[str, Path]) -> dict[str, Path]:
+    """Return logs under names that tell no machine's; two folders of one second stay two."""
+    published: dict[str, str] = {}
+    for folder in sorted({name.rpartition("/")[0] for name in logs}):
+        wanted = without_host(folder)
+        names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
+        published[folder] = next(name for name in names if name not in published.values())
+    parts = {name: (published[name.rpartition("/")[0]], name.rpartition("/")[2]) for name in logs}
+    return {f"{folder}/{without_host(file)}": logs[name] for name, (folder, file) in parts.items()}
 
 
 def _write_manifest(files: dict[str, Path], train: str, folder: Path, step: int) -> Path:

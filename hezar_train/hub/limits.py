@@ -10,16 +10,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["ANSWER_SECONDS", "SILENT_SECONDS", "SMALL_BYTES", "LimitError", "Meter", "download_seconds", "within"]
+__all__ = [
+    "ANSWER_BYTES",
+    "ANSWER_SECONDS",
+    "SILENT_SECONDS",
+    "SMALL_BYTES",
+    "LimitError",
+    "Meter",
+    "download_seconds",
+    "limited",
+    "within",
+]
 
 T = TypeVar("T")
 
 SMALL_BYTES = 16 << 20
 """The most that a config, a record, a manifest or a card may have."""
 BLOCK_BYTES = 80 << 20
+ANSWER_BYTES = 64 << 20
+"""The most that the list of a repository's files may have: some 200,000 files."""
 ANSWER_SECONDS = 30.0
 SILENT_SECONDS = 30.0
 LEAST_BYTES_PER_SECOND = 50_000
@@ -74,6 +86,18 @@ class Meter:
                 return super().update(n)  # type: ignore[no-any-return]
 
         return Counted
+
+
+def limited(pieces: Iterable[bytes]) -> bytes:
+    """Return an answer that arrives in pieces; refuse one that is too long, or that nobody waits for any more."""
+    found, end = bytearray(), time.monotonic() + ANSWER_SECONDS
+    for piece in pieces:
+        found += piece
+        if len(found) > ANSWER_BYTES:
+            raise LimitError(f"it answers with more than the {ANSWER_BYTES:,} bytes that were expected")
+        if time.monotonic() > end:
+            raise LimitError(f"it did not come to an end within {ANSWER_SECONDS:.0f} seconds")
+    return bytes(found)
 
 
 def download_seconds(num_bytes: int) -> float:

@@ -330,6 +330,11 @@ def _entry(found: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "checkpoints": steps, "step": step if type(step) is int else -1}
 
 
+def _redacted(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an outcome whose texts hold no secrets; each by itself, for a text of JSON has quotes of its own."""
+    return {name: redact(value) if isinstance(value, str) else value for name, value in outcome.items()}
+
+
 class HubRecord:
     """Append to the record of a run; several threads may."""
 
@@ -339,7 +344,7 @@ class HubRecord:
 
     def append(self, *outcomes: PushOutcome) -> None:
         """Add entries; a disk that does not take them is told and no more."""
-        new = [json.loads(redact(json.dumps(dataclasses.asdict(outcome)))) for outcome in outcomes]
+        new = [_redacted(dataclasses.asdict(outcome)) for outcome in outcomes]
         with self._lock:
             content = {"format": FORMAT, "pushes": [*self.entries(), *new]}
             try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from hezar_train.report.markup import Content, Html, count, element, joined, number, of_user, spoken, table
 from hezar_train.report.read import Evaluation, RunRecord, Table
+from hezar_train.run_folder import RunFolderError, read_file
 from hezar_train.types import TaskType
 
 __all__ = [
@@ -307,10 +308,10 @@ def _picture(root: Path, name: Any, words: str) -> Html | None:
         return None
     try:
         path = (root / name).resolve()
-        if not path.is_relative_to(root.resolve()) or path.stat().st_size > MOST_PICTURE_BYTES:
+        if not path.is_relative_to(root.resolve()):
             return None
-        content = path.read_bytes()
-    except (OSError, ValueError):
+        content = read_file(path, MOST_PICTURE_BYTES)
+    except (OSError, ValueError, RuntimeError, RunFolderError):  # the third: links that go round
         return None
     kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
     if kind is None:

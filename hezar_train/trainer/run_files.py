@@ -237,7 +237,7 @@ class RunFiles:
             return
         own = {self._name_of(one.path): one for one in self._storage.writers if isinstance(one, JSONLinesWriter)}
         for name, size in state.files.items():
-            if folder.is_log(folder.root / name):
+            if folder.is_log(folder.placed(name)):
                 continue
             if name in own:
                 _warn_of_loss(name, own[name].cut(size))
@@ -275,8 +275,8 @@ class RunFiles:
         if state.global_step == 0:
             return None
         for name, size in state.files.items():
-            if folder.is_log(folder.root / name):
-                _warn_of_loss(name, keep_until(folder.root / name, size))
+            if folder.is_log(path := folder.placed(name)):
+                _warn_of_loss(name, keep_until(path, size))
         folder.drop_evaluations_after(state.global_step)
         return read_rows(logs / METRICS_FILE)
 

@@ -17,6 +17,7 @@ from hezar_train.trainer.environment import record_environment
 
 REPO = "tester/digits"
 LOGS = "2026-01-02_03-04-05_host"
+PUSHED_LOGS = "2026-01-02_03-04-05"
 METRICS = {"loss": 0.25, "accuracy": 0.8765432101234567, "accuracy.low": 0.81, "accuracy.high": 0.93, "f1": 0.75}
 
 

@@ -25,7 +25,7 @@ from hezar_train.hub import (
     push_run,
 )
 from hezar_train.hub.fetch import named_code
-from tests.hub.runs import LOGS, REPO, HandmadeRun, finished_run
+from tests.hub.runs import LOGS, PUSHED_LOGS, REPO, HandmadeRun, finished_run
 from tests.hub.server import LoopbackHub
 
 ADDRESS = f"hub://{REPO}"
@@ -284,7 +284,7 @@ def test_records_are_fetched_where_they_are_missing(hub: LoopbackHub, pushed: Ha
     upload({"train/logs/evil.py": b"x"})
     fetch_records(ADDRESS, new)
     assert (new / "evaluations" / "00000005.json").read_text() == "mine"
-    logs = (new / "logs" / LOGS / "metrics.json").read_bytes()
+    logs = (new / "logs" / PUSHED_LOGS / "metrics.json").read_bytes()
     assert logs == (pushed.root / "logs" / LOGS / "metrics.json").read_bytes()
     assert not (new / "logs" / "evil.py").exists()
     assert not list(new.glob(".tmp-*"))

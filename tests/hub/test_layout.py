@@ -14,12 +14,12 @@ from hezar_train.checkpoint.shard_files import Box, Place, write_shards
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub import PushNames, PushTarget, push_run
 from hezar_train.hub.layout import SavedRun, SupersededError, remove_leftovers, stage
-from tests.hub.runs import LOGS, HandmadeRun, finished_run
+from tests.hub.runs import PUSHED_LOGS, HandmadeRun, finished_run
 
 TRAIN_FILES = {
     "train/train_config.yaml", "train/trainer_state.json", "train/plan.json", "train/best.json", "train/manifest.json",
     "train/environment.json", "train/evaluations/00000005.json", "train/evaluations/00000010.json",
-    f"train/logs/{LOGS}/metrics.json", f"train/logs/{LOGS}/training_logs.csv", "train/curves.png",
+    f"train/logs/{PUSHED_LOGS}/metrics.json", f"train/logs/{PUSHED_LOGS}/training_logs.csv", "train/curves.png",
 }  # fmt: skip
 CHECKPOINT_FILES = {
     "model.safetensors", "optimizer.safetensors", "trainer_state.json", "train_config.yaml", "preprocessor/vocab.txt",
@@ -82,7 +82,7 @@ def test_files_of_another_library_are_added_as_they_are(paths: SavedRun, tmp_pat
 def test_what_is_staged_outlives_its_checkpoint_and_does_not_grow(run: HandmadeRun, paths: SavedRun) -> None:
     expected = (run.store.path(5) / "model.safetensors").read_bytes()
     staged = stage(paths, 5, "every_save")
-    log = staged.files[f"train/logs/{LOGS}/metrics.json"]
+    log = staged.files[f"train/logs/{PUSHED_LOGS}/metrics.json"]
     before = log.read_bytes()
     assert run.store.prune(keep=1) == [5]
     run.log(11)

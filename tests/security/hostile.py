@@ -21,11 +21,11 @@ def data() -> TensorDataset:
     return TensorDataset(numbers, numbers.sum(1, keepdim=True))
 
 
-def make_trainer(folder: Path, **settings: Any) -> Trainer:
+def make_trainer(folder: Path, trainer_class: type[Trainer] = Trainer, **settings: Any) -> Trainer:
     torch.manual_seed(0)
     given = {"num_epochs": 2, "batch_size": 2, "save_steps": 4, "log_steps": 1, "criterion": "MSELoss"}
     config = TrainerConfig(str(folder), **{**given, **settings})
-    return Trainer(config, nn.Linear(2, 1), data())
+    return trainer_class(config, nn.Linear(2, 1), data())
 
 
 def sealed(checkpoint: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -12,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hezar_train.checkpoint import initial_weights
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import ConfigError, HezarTrainError, HubError
-from hezar_train.hub import fetch_recipe, fetch_weights, limits
+from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, HubError
+from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_weights, limits
+from hezar_train.hub.client import parse_address
+from hezar_train.run_layout import step_of
 from tests.hub.conftest import _point_client, _point_environment
 
 COMMIT = "a" * 40
@@ -30,12 +35,16 @@ class Liar:
         self.etag, self.commit = "0" * 40, COMMIT
         self.sizes: dict[str, int] = {}
         self.silent_on = self.drips_on = self.endless_on = ""
+        self.says: bytes | None = None
+        self.packed = False
         self.sent = 0
         self.stopping = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def info(self) -> bytes:
+        if self.says is not None:
+            return self.says
         siblings = [{"rfilename": name, "size": self.sizes.get(name, len(text))} for name, text in self.files.items()]
         return json.dumps({"id": "me/x", "modelId": "me/x", "sha": self.commit, "siblings": siblings}).encode()
 
@@ -53,7 +62,11 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
                 if liar.silent_on == "info":
                     liar.stopping.wait(60)
                     return
-                self.send(liar.info(), {"Content-Type": "application/json"}, has_body)
+                if liar.endless_on == "info":
+                    self.stream({"Content-Type": "application/json"}, pause=0.0)
+                    return
+                packed = {"Content-Encoding": "gzip"} if liar.packed else {}
+                self.send(liar.info(), {"Content-Type": "application/json", **packed}, has_body)
                 return
             name = self.path.partition("/resolve/")[2].partition("/")[2].partition("?")[0]
             if liar.silent_on == name:
@@ -184,3 +197,85 @@ def test_a_server_that_drips_does_not_keep_anybody(liar: Liar, monkeypatch: pyte
     with pytest.raises(HubError, match="did not come to an end within 2 seconds"):
         fetch_weights("me/x")
     assert time.monotonic() - begun < 8
+
+
+def about(**changes: Any) -> bytes:
+    siblings = [{"rfilename": MODEL, "size": 7}]
+    return json.dumps({"id": "me/x", "modelId": "me/x", "sha": COMMIT, "siblings": siblings} | changes).encode()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"[" * 5000, b"[1, 2]", b"null", b'"x"', b"\xff", b"",
+        about(sha=5), about(sha=["a" * 40]), about(sha={}), about(sha="../" + "a" * 37),
+        about(siblings="x"), about(siblings=5), about(siblings=[1]), about(siblings={"a": 1}),
+        about(siblings=[{"size": 7}]), about(siblings=[{"rfilename": ["a"]}]), about(siblings=[{"rfilename": 5}]),
+        *(about(siblings=[{"rfilename": MODEL, "size": size}])
+          for size in ("7", -7, 7.0, True, float("inf"), float("nan"), [7], 1 << 70)),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_an_error_of_the_hub(liar: Liar, answer: bytes) -> None:
+    liar.says = answer
+    with pytest.raises(HubError):
+        fetch_weights("hub://me/x")
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_answer_without_end_costs_little_memory(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
+    monkeypatch.setattr(limits, "ANSWER_BYTES", 4 << 20)
+    if is_packed:
+        liar.says, liar.packed = gzip.compress(b" " * (64 << 20)), True
+    else:
+        liar.endless_on = "info"
+    with pytest.raises(HubError, match="answers with more than the 4,194,304 bytes"):
+        fetch_weights("hub://me/x")
+    assert liar.sent < 64 << 20
+
+
+@pytest.mark.parametrize("folder", ["9" * 5000, "9" * 30])
+def test_a_step_that_no_run_has_is_none(liar: Liar, tmp_path: Path, folder: str) -> None:
+    liar.files = {f"checkpoints/{folder}/manifest.json": b"{}"}
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        fetch_checkpoint("hub://me/x", tmp_path / "into")
+    assert step_of(folder) is None
+
+
+def test_a_step_of_thousands_of_digits_in_an_address_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the step after '#'"):
+        parse_address("hub://me/x#" + "9" * 5000)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"[" * 5000,
+        b"{}",
+        b"5",
+        b'{"weight_map": 5}',
+        b'{"weight_map": {"a": ["x"]}}',
+        b'{"weight_map": {"a": 5}}',
+        b"\xff",
+    ],
+)
+def test_an_index_of_nonsense_is_refused(liar: Liar, tmp_path: Path, index: bytes) -> None:
+    liar.files = {f"{MODEL}.index.json": index}
+    with pytest.raises(CheckpointError):
+        fetch_weights("hub://me/x")
+    (tmp_path / f"{MODEL}.index.json").write_bytes(index)
+    with pytest.raises(CheckpointError):
+        initial_weights(torch.nn.Linear(1, 1), tmp_path / f"{MODEL}.index.json")
+
+
+def test_an_index_of_gigabytes_is_refused_before_its_first_byte(liar: Liar) -> None:
+    liar.files, liar.sizes = {f"{MODEL}.index.json": b"{}"}, {f"{MODEL}.index.json": 1 << 33}
+    with pytest.raises(HubError, match=r"8,589,934,592 bytes; expected at most"):
+        fetch_weights("hub://me/x")
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_refused_before_their_first_byte(liar: Liar) -> None:
+    liar.sizes = {MODEL: 1 << 60}
+    with pytest.raises(HubError, match=r"needs 1,152,921,504,606,846,976 bytes"):
+        fetch_weights("hub://me/x")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hezar_train import TrainerConfig
+from hezar_train import Trainer, TrainerConfig
 from hezar_train.checkpoint import Checkpointer, CheckpointStore, RunLock, load_round, write_round
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub.layout import SavedRun, stage
@@ -75,6 +75,61 @@ def test_logs_do_not_go_to_a_folder_that_a_checkpoint_names_outside(run: Path, t
     edit_state(at_step_8(run), lambda sections: sections["state"].update(logs_dir="../treasure"))
     resume(run)
     assert content(treasure) == before
+
+
+@pytest.mark.parametrize("logs_dir", ["logs", "."])
+def test_logs_do_not_go_through_a_link_that_a_checkpoint_names(run: Path, treasure: Path, logs_dir: str) -> None:
+    before = content(treasure)
+    (run / "elsewhere").symlink_to(treasure)
+    edit_state(at_step_8(run), lambda sections: sections["state"].update(logs_dir="elsewhere"))
+    resume(run, logs_dir=logs_dir)
+    assert content(treasure) == before
+
+
+def test_a_file_behind_a_link_that_a_checkpoint_names_is_not_cut(run: Path, treasure: Path) -> None:
+    (treasure / "2019" / "all.json").write_text("line one\nline two\n")
+    before = content(treasure)
+    (run / "elsewhere").symlink_to(treasure)
+    edit_state(at_step_8(run), lambda sections: sections["state"].update(files={"elsewhere/2019/all.json": 0}))
+    resume(run)
+    assert content(treasure) == before
+
+
+def test_a_new_folder_of_logs_is_no_link_that_waited_for_its_moment(
+    run: Path, treasure: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hezar_train.run_layout.time.strftime", lambda _: "now")
+    layout = RunLayout(run, logs_dir=".")
+    layout.new_logs().symlink_to(treasure)
+    with pytest.raises(RunFolderError, match="is a link"):
+        layout.new_logs()
+
+
+@pytest.mark.parametrize("name", ["exports/00000012", "exports/00000012/weights.txt"])
+def test_what_a_user_s_own_save_writes_does_not_go_through_a_link(run: Path, treasure: Path, name: str) -> None:
+    before = content(treasure)
+    at_step_8(run)
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(treasure / "thesis.txt" if "." in name else treasure)
+    trainer = make_trainer(run, trainer_class=_WithOwnSave, resume_from_checkpoint=True)
+    with pytest.raises(RunFolderError, match="is a link"):
+        trainer.train()
+    assert content(treasure) == before
+
+
+class _WithOwnSave(Trainer):
+    def save(self, path: str, **_: Any) -> None:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        Path(path, "weights.txt").write_text("weights")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "/".join(["x" * 200] * 30)])
+@pytest.mark.parametrize("where", ["logs_dir", "files"])
+def test_a_checkpoint_that_names_what_no_file_can_be_called_is_passed_over(run: Path, where: str, name: str) -> None:
+    value = f"logs/{name}" if where == "logs_dir" else {f"logs/{name}.json": 0}
+    edit_state(newest(run), lambda sections: sections["state"].update({where: value}))
+    trainer = make_trainer(run, resume_from_checkpoint=True)
+    assert trainer.state.global_step == 8
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import socket
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, HubError
+from hezar_train.events import read_rows
 from hezar_train.hub.client import refuse_secrets
+from hezar_train.hub.layout import SavedRun, stage
+from hezar_train.hub.push import HubRecord, PushOutcome
 from hezar_train.recipes import load_recipe
+from tests.security.hostile import make_trainer, newest
 
 TOKEN = "hf_" + "aB3" * 11
 RECIPE = "def build(data: str = '', **options): ...\n"
@@ -21,6 +30,8 @@ RECIPE = "def build(data: str = '', **options): ...\n"
         {"generation_kwargs": {"token": "anything"}},
         {"generation_kwargs": {"deep": [{"api_key": "anything"}]}},
         {"optimizer_kwargs": {"note": TOKEN}},
+        {"optimizer_kwargs": {TOKEN: 5}},
+        {"generation_kwargs": {"password": 83419276}},
         {"hub_card": {"license_link": "https://me:hunter2@example.org/x"}},
         {"init_weights_from": f"https://example.org/{TOKEN}"},
     ],
@@ -29,6 +40,7 @@ def test_a_config_that_holds_a_secret_is_not_built_and_does_not_quote_it(fields:
     with pytest.raises(ConfigError, match="environment variable") as caught:
         TrainerConfig("run", **fields)
     assert TOKEN not in str(caught.value)
+    assert "83419276" not in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
@@ -72,3 +84,58 @@ def test_a_push_with_a_secret_in_one_of_its_files_is_refused(tmp_path: Path, mon
     with pytest.raises(HubError, match=r"README\.md is not pushed"):
         refuse_secrets({"README.md": f"my token is {TOKEN}".encode()})
     refuse_secrets({"README.md": b"all is well"})
+
+
+@pytest.mark.parametrize(
+    "written", [json.dumps, lambda text: json.dumps(text, ensure_ascii=False), quote, repr], ids=range(4)
+)
+def test_a_secret_is_found_however_a_file_writes_it(
+    monkeypatch: pytest.MonkeyPatch, written: Callable[[str], str]
+) -> None:
+    secret = "p\u00e4ss/'word'" if written is repr else 'p\u00e4ss\\w"ord/1'
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", secret)
+    with pytest.raises(HubError, match="MY_SERVICE_PASSWORD"):
+        refuse_secrets({"train/state.json": written(secret).encode()})
+
+
+def test_a_name_or_a_message_with_a_secret_is_not_pushed() -> None:
+    with pytest.raises(HubError, match="the name of a file holds") as caught:
+        refuse_secrets({f"train/{TOKEN}.json": b""})
+    assert TOKEN not in str(caught.value)
+    with pytest.raises(HubError, match="the message holds"):
+        refuse_secrets({"README.md": b""}, f"pushed with {TOKEN}")
+
+
+def test_a_record_of_pushes_is_kept_whatever_a_server_says(tmp_path: Path) -> None:
+    record = HubRecord(tmp_path / "hub.json")
+    for error in ('see http://example.org/?a="b', f"Bearer {TOKEN} \\", 'http://me:hunter2@example.org/"x'):
+        record.append(PushOutcome(4, "asked", "me/x", None, "end", "failed", error=error))
+    assert len(record.entries()) == 3
+    assert TOKEN not in (text := (tmp_path / "hub.json").read_text())
+    assert "hunter2" not in text
+
+
+def test_the_host_s_name_is_in_no_name_that_is_pushed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (logs,) = (run / "logs").iterdir()
+    (events,) = logs.glob("events.*")
+    start, host = logs.name[:19], socket.gethostname()
+    assert host in events.name
+    for name in ("secret-host.example.org", "another"):
+        twin = run / "logs" / f"{start}_{name}"
+        twin.mkdir()
+        (twin / "metrics.json").write_bytes((logs / "metrics.json").read_bytes())
+        (twin / f"events.out.tfevents.1700000000.{name}.77.0").write_bytes(events.read_bytes())
+    names = stage(SavedRun(run), 12, "end").files
+    assert not [name for name in names if "secret-host" in name or "another" in name or f"_{host}" in name]
+    folders = {f"train/logs/{start}", f"train/logs/{start}-2", f"train/logs/{start}-3"}
+    assert {name.rpartition("/")[0] for name in names if name.endswith("metrics.json")} == folders
+    assert sum("/events.out.tfevents." in name for name in names) == 3
+
+
+def test_a_run_goes_on_in_logs_that_were_fetched_without_the_host_s_name(run: Path) -> None:
+    (logs,) = (run / "logs").iterdir()
+    shutil.rmtree(newest(run))
+    logs.rename(fetched := logs.with_name(logs.name[:19]))
+    make_trainer(run, resume_from_checkpoint=True).train()
+    assert list((run / "logs").iterdir()) == [fetched]
+    assert [row.step for row in read_rows(fetched / "metrics.json")] == list(range(1, 13))

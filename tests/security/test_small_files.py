@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,17 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hezar_train
 from hezar_train.checkpoint import CheckpointStore
 from hezar_train.checkpoint.manifest import Manifest, read_manifest
 from hezar_train.cli import root
-from hezar_train.config import read_mapping
+from hezar_train.cli.verify import audit_run
+from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.files import parse_yaml, to_plain
 from hezar_train.errors import CheckpointError, ConfigError, DataError
-from hezar_train.events import Ledger
+from hezar_train.events import EventStorage, Ledger
+from hezar_train.recipes import run_config
+from hezar_train.report import write_report
 from hezar_train.report.read import read_run, saved_checkpoints, starts_of, time_split
 from hezar_train.state import TrainerState
 from tests.security.hostile import edit_state, make_trainer, newest, sealed
@@ -377,3 +382,103 @@ def test_a_store_with_files_that_are_no_files_is_told_of(run: Path) -> None:
         found, _ = CheckpointStore(run / "checkpoints").newest()
     assert found is not None
     assert found.step == 8
+
+
+def _as_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+SPOILED_STATES: dict[str, Callable[[Path], object]] = {
+    "a FIFO": _as_fifo,
+    "deep": lambda path: path.write_text("[" * 200_000),
+    "a list": lambda path: path.write_text("[]"),
+    "an epoch of text": lambda path: path.write_text('{"state": {"epoch": "x", "position": 3}}'),
+    "a state of text": lambda path: path.write_text('{"state": "x"}'),
+    "no JSON": lambda path: path.write_bytes(b"\0" * 100),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED_STATES.values(), ids=SPOILED_STATES)
+def test_an_audit_neither_waits_for_nor_believes_a_state_that_is_none(
+    run: Path, spoil: Callable[[Path], object]
+) -> None:
+    spoil(newest(run) / "trainer_state.json")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        audit_run(run_config(run))
+
+
+def test_an_audit_of_a_state_that_is_gigabytes_is_refused_in_time(run: Path) -> None:
+    os.truncate(newest(run) / "trainer_state.json", 1 << 40)
+    with pytest.raises(CheckpointError, match="has more than"):
+        audit_run(run_config(run))
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a link that goes round", "gigabytes", "a picture"])
+def test_a_page_does_not_wait_for_a_picture_that_is_none(run: Path, kind: str) -> None:
+    picture = run / "evaluations" / "one.png"
+    picture.parent.mkdir(exist_ok=True)
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n")
+    if kind == "gigabytes":
+        os.truncate(picture, 1 << 40)
+    elif kind != "a picture":
+        picture.unlink()
+        if kind == "a FIFO":
+            os.mkfifo(picture)
+        else:
+            picture.symlink_to("one.png")
+    worst = {"": [{"sample": 1, "loss": 1.0, "image": "evaluations/one.png", "target": "a", "prediction": "b"}]}
+    (run / "evaluations" / "00000012.json").write_text(
+        json.dumps({"step": 12, "epoch": 2, "metrics": {}, "worst_samples": worst, "examples": worst})
+    )
+    assert ('alt="sample 1"' in write_report([run]).read_text()) == (kind == "a picture")
+
+
+def test_histories_in_a_fifo_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "history.json")
+    with pytest.raises(DataError, match="is not a file of histories"):
+        EventStorage().load_history(tmp_path / "history.json")
+
+
+READS = re.compile(
+    r"\.read_bytes\(\)|\.read_text\(|json\.load\(|\.open\(\s*(?:newline|encoding|\"r)|(?<!def )(?<![\w.])open\("
+)
+READ_ELSEWHERE = {
+    "run_folder.py",  # which is the one
+    "recipes/recipe.py", "recipes/build.py", "cli/recipes.py",  # recipes, which are hashed before they are run
+    "recipes/open_run.py",  # inputs that a user names
+    "launch/process.py", "launch/agent.py",  # a folder that was made for this command
+    "runtime/accelerator.py",  # /proc
+    "report/page.py",  # the package's own
+    "events/writers.py",  # a table that was just opened to write to it
+    "hub/push.py", "hub/client.py",  # a card that was just downloaded, files that were staged
+    "hub/fetch.py",  # a manifest that was just downloaded, and one of ours
+}  # fmt: skip
+
+
+def test_files_that_may_be_anybody_s_are_read_in_one_place() -> None:
+    package = Path(hezar_train.__file__).parent
+    modules = [path for path in package.rglob("*.py") if "compat" not in path.parts and "_recipes" not in path.parts]
+    found = {path.relative_to(package).as_posix() for path in modules if READS.search(path.read_text())}
+    assert found <= READ_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_dataloader_workers": 5000}, {"num_threads": 100_000}, {"bootstrap_samples": 10**12},
+        {"metrics": [{"name": "accuracy", "n_decimals": 10**9}]},
+    ],
+)  # fmt: skip
+def test_a_config_asks_for_no_more_than_a_machine_has(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at most"):
+        TrainerConfig.from_dict({"output_dir": "run", **fields})
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800", "x" * 300])
+@pytest.mark.parametrize(
+    "name", ["output_dir", "checkpoints_dir", "logs_dir", "init_weights_from", "resume_from_checkpoint"]
+)
+def test_a_config_names_places_that_can_be(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="is no path that a file can have"):
+        TrainerConfig.from_dict({"output_dir": "run", name: value})

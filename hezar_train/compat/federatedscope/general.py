@@ -60,7 +60,7 @@ from hezar_train.compat.federatedscope.trainer import Trainer
 from hezar_train.data import Source, Splits, preserved_randomness
 from hezar_train.data.sources import is_stream
 from hezar_train.data.splits import ArrayDataset
-from hezar_train.errors import ConfigError, DataError, HookError, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, DataError, HookError, choices, suggestion
 from hezar_train.loop import HOOK_TRIGGER as TRIGGERS
 from hezar_train.loop import Context as LoopContext
 from hezar_train.loop import CtxVar, Fit, Hook, HookSet, Lifecycle, Loop, Moment, note_loss
@@ -773,8 +773,14 @@ class GeneralTorchTrainer(Trainer):
         return found if self.lr_scheduler is None else {**found, "@scheduler": self.lr_scheduler}
 
     def _put_name(self, name: str, value: Any) -> None:
-        if name.startswith("self."):
-            setattr(self, name.removeprefix("self."), value)
+        own = name.removeprefix("self.")
+        is_own = own != name
+        of_class = getattr(type(self), own, None) if is_own else None
+        is_made_here = callable(of_class) or hasattr(of_class, "__set__")  # a method, a property
+        if is_made_here or own in (self.names_of_class if is_own else NOT_KEPT):
+            raise CheckpointError(f"the checkpoint has a value for {name!r}, which none holds: the trainer makes it")
+        if is_own:
+            setattr(self, own, value)
         else:
             dict.__setitem__(self.ctx, name, value)  # a life that it has, it keeps
 

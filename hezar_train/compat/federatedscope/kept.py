@@ -64,6 +64,11 @@ class KeptNames(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Note what the checkpoint has; it is put back when a routine begins."""
+        names = state.get("names")
+        if not isinstance(names, Mapping) or not all(map(_is_form, names.values())):
+            raise CheckpointError("the stored names of the context are not of the form that is kept")
+        if not all(_are_texts(state.get(name)) for name in ("frozen", "of_round")):
+            raise CheckpointError("the stored names of frozen parameters and of a round are no names")
         self._saved = state
 
     def put_back(self, *, is_last: bool) -> None:
@@ -107,6 +112,22 @@ class KeptNames(Hook):
                 f"the checkpoint has a state for ctx.{name}, which no hook at on_fit_start or wrap function has made. "
                 "Build the trainer as it was built before, or begin another run."
             )
+
+
+def _is_form(form: Any) -> bool:
+    """Tell whether something has a form that `_form` returns."""
+    match form:
+        case {"kind": "value", "value": _} | {"kind": "same", "of": str()} if len(form) == 2:
+            return True
+        case {"kind": "state", "state": Mapping(), "frozen": frozen} if len(form) == 3:
+            return _are_texts(frozen)
+        case {"kind": "list", "items": list(items)} if len(form) == 2:
+            return all(map(_is_form, items))
+    return False
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
 
 
 def _form(name: str, value: Any, owners: Owners) -> dict[str, Any] | None:

@@ -8,7 +8,8 @@ alone, so that they are read without running anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,7 +22,7 @@ from hezar_train.errors import CheckpointError
 from hezar_train.loop import Hook
 from hezar_train.runtime import logger
 
-__all__ = ["FILE_SUFFIXES", "Keeper", "histories", "is_file", "plain_values", "read_file", "write_file"]
+__all__ = ["FILE_SUFFIXES", "Keeper", "histories", "is_file", "plain_values", "put_plain", "read_file", "write_file"]
 
 FILE_SUFFIXES = (".pkl", ".pt", ".pth")
 SCHEDULES = ("lr_scheduler", "mtm_scheduler")
@@ -62,9 +63,11 @@ class Keeper(Hook):
         return {"values": _copied(changed), "schedules": schedules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, value in state["values"].items():
-            setattr(self._owner, name, value)
-        self._waiting = {name: values for name, values in state["schedules"].items() if values}
+        values, schedules = state.get("values"), state.get("schedules")
+        if not isinstance(values, Mapping) or not isinstance(schedules, Mapping) or schedules.keys() - set(SCHEDULES):
+            raise CheckpointError("the stored attributes of the trainer are not of the form that is kept")
+        put_plain(self._owner, values, own_values(self._owner), but=self._settings)
+        self._waiting = {name: numbers for name, numbers in schedules.items() if numbers}
         self._fill_schedules()
 
     def on_fit_start(self, ctx: Any) -> None:
@@ -80,8 +83,43 @@ class Keeper(Hook):
     def _fill_schedules(self) -> None:
         there = {name: one for name in self._waiting if (one := getattr(self._owner, name, None)) is not None}
         for name, schedule in there.items():
-            for key, value in self._waiting.pop(name).items():
-                setattr(schedule, key, value)
+            _put_numbers(schedule, self._waiting.pop(name))
+
+
+def put_plain(owner: Any, values: Any, own: Mapping[str, Any], but: Iterable[str] = ()) -> None:
+    """Set attributes as a file has them: the numbers and arrays that would be kept of them, and nothing else.
+
+    `own` are the owner's values that are not in its `__dict__`.
+    """
+    _refuse_others(owner, values, lambda name, value: name not in but and _is_plain(name, value), own)
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+
+def _put_numbers(schedule: Any, values: Any) -> None:
+    _refuse_others(schedule, values, lambda _, value: isinstance(value, KEPT))
+    for name, value in values.items():
+        setattr(schedule, name, value)
+
+
+def _refuse_others(
+    owner: Any, values: Any, is_kept: Callable[[str, Any], bool], own: Mapping[str, Any] | None = None
+) -> None:
+    if not isinstance(values, Mapping):
+        raise CheckpointError("the stored attributes of the trainer are not names with values")
+    now = {**getattr(owner, "__dict__", {}), **(own or {})}
+    for name, value in values.items():
+        is_attribute = isinstance(name, str) and is_kept(name, value)
+        if not is_attribute or _is_no_number(now.get(name, getattr(type(owner), name, None))):
+            raise CheckpointError(
+                f"the checkpoint has a value for the attribute {name!r}, which is refused: expected numbers and "
+                "arrays, and only those that a trainer keeps"
+            )
+
+
+def _is_no_number(value: Any) -> bool:
+    """Tell whether an attribute stands for something else now: a method, a path, a text."""
+    return callable(value) or isinstance(value, str | os.PathLike)
 
 
 def _numbers(schedule: Any) -> dict[str, Any]:
@@ -116,9 +154,13 @@ def write_file(path: str | os.PathLike[str], contents: Mapping[str, Any]) -> Pat
     """Write tensors and plain values to one file, whole or not at all; arrays are written as tensors."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    torch.save({name: _as_tensor(value) for name, value in contents.items()}, beside)
-    os.replace(beside, target)
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with beside.open("xb") as file:  # not through a link of that name
+            torch.save({name: _as_tensor(value) for name, value in contents.items()}, file)
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
     return target
 
 

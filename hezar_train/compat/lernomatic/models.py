@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
+from hezar_train.compat.lernomatic.keeping import read_file
 from hezar_train.errors import CheckpointError, ConfigError
 
 __all__ = ["LernomaticModel", "WrappedModel", "find_class", "is_wrapper", "module_of", "parameters_of", "params_of"]
@@ -79,9 +79,11 @@ class LernomaticModel:
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Take over what `get_params` returned; a network of another class is made anew."""
+        kind = find_class(params["module_import_path"], params["module_name"])
+        if not issubclass(kind, nn.Module):
+            raise CheckpointError(f"the checkpoint's network is a {kind.__name__}; expected a class of torch.nn.Module")
         self.import_path, self.model_name = params["model_import_path"], params["model_name"]
         self.module_import_path, self.module_name = params["module_import_path"], params["module_name"]
-        kind = find_class(params["module_import_path"], params["module_name"])
         if type(self.net) is not kind or "model_args" in params:
             self.net = kind(**params.get("model_args", {}))
         self.net.load_state_dict(params["model_state_dict"])
@@ -136,7 +138,7 @@ class LernomaticModel:
 
     def load_checkpoint(self, fname: str | os.PathLike[str], model_key: str = "model") -> None:
         """Take the weights over from a file that `save_checkpoint` wrote."""
-        self.set_params(torch.load(fname, map_location="cpu", weights_only=True)[model_key])
+        self.set_params(read_file(fname)[model_key])
 
     def _let_learn(self, count: int, *, learns: bool) -> None:
         for parameter in list(self.get_net().parameters())[:count]:
@@ -203,11 +205,18 @@ def params_of(model: Any) -> dict[str, Any]:
 
 
 def find_class(path: str, name: str) -> type[Any]:
-    """Return a class of a module that is imported; a file may name it, and never has it imported."""
-    found = getattr(sys.modules.get(path), name, None)
+    """Return a class of networks, or of wrappers around one, that the program has imported.
+
+    A file may name it, and never has it imported. No other class is made because a file names it: among the modules
+    that any program has imported are those that start others.
+    """
+    found = getattr(sys.modules.get(path), name, None) if isinstance(path, str) and isinstance(name, str) else None
     if not isinstance(found, type):
         raise CheckpointError(
             f"the checkpoint is of {path}.{name}, which this program has not imported. Import it first, or pass a "
             "model to the Trainer, whose weights are then loaded."
         )
+    is_wrapper_class = all(callable(getattr(found, method, None)) for method in ("set_params", "get_net", "forward"))
+    if not issubclass(found, nn.Module) and not is_wrapper_class:
+        raise CheckpointError(f"the checkpoint is of {path}.{name}, which is no class of models: it is not made")
     return found

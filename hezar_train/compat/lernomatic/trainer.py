@@ -50,7 +50,7 @@ from hezar_train.compat.lernomatic.attributes import (
     showing,
 )
 from hezar_train.compat.lernomatic.from_config import ConfigTrainer, all_writers
-from hezar_train.compat.lernomatic.keeping import Keeper, histories, is_file, read_file, write_file
+from hezar_train.compat.lernomatic.keeping import Keeper, histories, is_file, put_plain, read_file, write_file
 from hezar_train.compat.lernomatic.making import (
     CLASSIFIES,
     KEYWORDS,
@@ -94,7 +94,7 @@ from hezar_train.compat.lernomatic.models import WrappedModel, find_class, param
 from hezar_train.compat.lernomatic.schedule import is_schedule, rate_of
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Splits
-from hezar_train.errors import ConfigError, DataError, choices
+from hezar_train.errors import CheckpointError, ConfigError, DataError, choices
 from hezar_train.multi_model import MultiModelTrainer as PlainMultiModelTrainer
 from hezar_train.optim import get_momentum, set_learning_rate, set_momentum
 from hezar_train.runtime import logger
@@ -108,6 +108,7 @@ __all__ = ["MultiModelTrainer", "Trainer"]
 PARAMS = ("num_epochs", "learning_rate", "momentum", "weight_decay", "loss_function", "optim_function", "cur_epoch",
           "iter_per_epoch", "save_every", "print_every", "batch_size", "val_batch_size", "shuffle")  # fmt: skip
 """What `get_trainer_params` tells and a checkpoint of lernomatic holds."""
+HISTORY_COUNTERS = ("loss_iter", "val_loss_iter", "acc_iter", "cur_epoch", "iter_per_epoch")
 
 
 class Built(ABCMeta):
@@ -748,16 +749,21 @@ class Trainer(ConfigTrainer, metaclass=Built):
         """Write the histories: at a path that ends in .pkl, .pt or .pth as lernomatic does, else as JSON."""
         if is_from_config(self) or not is_file(path):
             return super().save_history(path)
-        counters = ("loss_iter", "val_loss_iter", "acc_iter", "cur_epoch", "iter_per_epoch")
-        return write_file(path, histories(self) | {name: getattr(self, name, 0) for name in counters})
+        return write_file(path, histories(self) | {name: getattr(self, name, 0) for name in HISTORY_COUNTERS})
 
     def load_history(self, path: str | os.PathLike[str]) -> None:
         """Read histories that were saved; what is noted from now on follows them."""
         if is_from_config(self) or not is_file(path):
             super().load_history(path)
             return
-        for name, value in read_file(path).items():
-            setattr(self, name, value.numpy() if isinstance(value, torch.Tensor) else value)
+        found = read_file(path)
+        if strange := [name for name in found if not (str(name).endswith("_history") or name in HISTORY_COUNTERS)]:
+            raise CheckpointError(f"{os.fspath(path)} holds {strange[0]!r}; expected histories and their counters")
+        put_plain(
+            self,
+            {name: one.numpy() if isinstance(one, torch.Tensor) else one for name, one in found.items()},
+            own_values(self),
+        )
 
     def __repr__(self) -> str:
         return super().__repr__() if is_from_config(self) else f"{type(self).__name__} ({self.num_epochs} epochs)"

@@ -9,7 +9,7 @@ what the unbroken one does.
 from __future__ import annotations
 
 import math
-import shutil
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
@@ -238,7 +238,8 @@ class PeriodicCheckpointer(HookBase):
         return {"saved": list(self._saved)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._saved = list(state["saved"])
+        own = re.compile(rf"{re.escape(self._prefix)}_[0-9]{{7,19}}")  # what is named here is deleted later
+        self._saved = [name for name in state["saved"] if isinstance(name, str) and own.fullmatch(name)]
 
     @property
     def _is_of_the_run(self) -> bool:
@@ -249,9 +250,7 @@ class PeriodicCheckpointer(HookBase):
         self._checkpointer.save(name, iter=number)
         self._saved.append(name)
         while self._max_to_keep is not None and len(self._saved) > self._max_to_keep:
-            oldest = self._saved.pop(0)
-            if self._checkpointer.save_to_disk:
-                shutil.rmtree(self._checkpointer.save_dir / oldest, ignore_errors=True)
+            self._checkpointer.delete(self._saved.pop(0))
 
 
 class EvalHook(HookBase):
