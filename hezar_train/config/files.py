@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from hezar_train.config.names import is_importable
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, a_kind, why_unreadable
 from hezar_train.run_folder import RunFolderError, read_file
 
 __all__ = [
@@ -158,10 +158,11 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = read_file(source, MOST_FILE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError, RunFolderError) as error:
-        raise ConfigError(f"{source}: cannot be read: {error}") from error
+        raise ConfigError(f"{source}: cannot be read: {why_unreadable(error)}") from error
     value = parse(content, source)
     if not isinstance(value, dict):
-        raise ConfigError(f"{source}, line 1: expected a mapping of names to values, got {type(value).__name__}")
+        given = "nothing: the file is empty" if value is None else a_kind(value)
+        raise ConfigError(f"{source}, line 1: expected a mapping of names to values (batch_size: 16), got {given}")
     return {str(key): item for key, item in value.items()}
 
 

@@ -204,6 +204,7 @@ FOREIGN_FIELDS = {
     "loss_function": "criterion",
     "lr": "learning_rate",
     "lr_linear": "finetune_learning_rate",
+    "loss": "criterion",
     "lr_scheduler_type": "lr_scheduler",
     "min_delta": "early_stopping_threshold",
     "max_epochs": "num_epochs",
@@ -228,6 +229,7 @@ FOREIGN_FIELDS = {
     "save_every": "save_steps",
     "save_strategy": "save_steps",
     "save_to": "output_dir",
+    "scheduler": "lr_scheduler",
     "share_local_model": "offload_after_routine",
     "shuffle": "dataloader_shuffle",
     "simple_tuning": "finetune_reinit",
@@ -241,10 +243,30 @@ FOREIGN_FIELDS = {
     "val_batch_size": "eval_batch_size",
     "val_check_interval": "eval_steps",
     "val_freq": "eval_steps",
-    "warmup_ratio": "lr_scheduler_kwargs",
     "wd": "weight_decay",
 }
 """Other trainers' fields, each with ours for the same purpose."""
+
+_WARM_UP = "Take a schedule that warms up: lr_scheduler='warmup_linear', lr_scheduler_kwargs={'warmup_iter': STEPS}."
+_OF_THE_TRAINER = "It is given to the Trainer (in a recipe: to Recipe), not to the config."
+_OF_THE_LAUNCH = (
+    "Processes are asked for at the start: `hezar-train train RECIPE --num-processes N`; on what, by device."
+)
+ELSEWHERE = {
+    **dict.fromkeys(("warmup_ratio", "warmup_steps", "num_warmup_steps", "warmup", "warmup_epochs"), _WARM_UP),
+    **dict.fromkeys(
+        ("model", "train_dataset", "eval_dataset", "data_collator", "preprocessor", "metrics_handler", "dataset"),
+        _OF_THE_TRAINER,
+    ),
+    **dict.fromkeys(("tokenizer", "processing_class"), f"{_OF_THE_TRAINER} It is called preprocessor there."),
+    "callbacks": f"{_OF_THE_TRAINER} They are called hooks there.",
+    "hooks": "Hooks are given to the Trainer, or made in its build_hooks().",
+    "compute_metrics": f"{_OF_THE_TRAINER} It is called metrics_handler there; the config has task and metrics.",
+    **dict.fromkeys(("devices", "gpus", "num_gpus", "num_nodes", "strategy", "accelerator"), _OF_THE_LAUNCH),
+    "load_best_model_at_end": "The best checkpoint is kept, by metric_for_best_model: evaluate RUN --checkpoint best.",
+    "trainer": "The file has a section 'trainer', as a recipe's config has: pass what is in it.",
+}
+"""Other trainers' settings that are none of a config here, each with what to do instead."""
 
 
 def is_dotted_path(name: str) -> bool:
@@ -284,7 +306,12 @@ def unknown_field(name: str, known: Collection[str]) -> str:
     ours = FOREIGN_FIELDS.get(name)
     if ours in known:
         return f"{name!r} is not a field. Here it is called {ours!r}."
-    return f"{name!r} is not a field.{suggestion(name, known)}"
+    if name in ELSEWHERE:
+        return f"{name!r} is not a field. {ELSEWHERE[name]}"
+    whole, _, part = name.rpartition(".")
+    if whole.endswith("kwargs") and whole in known:
+        return f"{name!r} is not a field. Give all of them at once: {whole}={{{part}: VALUE}}."
+    return f"{name!r} is not a field.{suggestion(name, known) or ' `hezar-train config explain` lists all fields.'}"
 
 
 def tells_unknown_fields(cls: type[T]) -> type[T]:
