@@ -199,7 +199,7 @@ def _parse_json(content: str, source: Path) -> Any:
         if len(mapping) < len(pairs):
             counted = Counter(key for key, _ in pairs)
             twice = next(key for key, count in counted.items() if count > 1)
-            raise ConfigError(f"{source}: the key {twice!r} appears twice")
+            raise ConfigError(f"{source}: the key {twice!r} appears twice: keep one")
         return mapping
 
     try:
@@ -214,6 +214,9 @@ def _parse_json(content: str, source: Path) -> Any:
         raise ConfigError(f"{source}: {error}") from error
 
 
+UNREADABLE = (yaml.scanner.ScannerError, yaml.parser.ParserError)
+
+
 def parse_yaml(content: str, source: Path) -> Any:
     """Read YAML text; `source` is named in errors."""
     if len(content) > MOST_YAML_BYTES:
@@ -223,7 +226,8 @@ def parse_yaml(content: str, source: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{source}{line}: {error.problem or error.context}") from error
+        remedy = ". Write one 'name: value' a line, indented by spaces" if isinstance(error, UNREADABLE) else ""
+        raise ConfigError(f"{source}{line}: {error.problem or error.context}{remedy}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from error
     except RecursionError:
@@ -274,7 +278,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    problem = f"the key {key.value!r} appears twice"
+                    problem = f"the key {key.value!r} appears twice: keep one"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         return node

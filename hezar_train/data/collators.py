@@ -54,6 +54,7 @@ Columns: TypeAlias = dict[str, list[Any]]
 IGNORED_LABEL = -100
 """The label that torch's losses leave out, and that does not count as a unit of the loss."""
 
+SAMPLE = "a sample"
 UNSTACKABLE = (RuntimeError, TypeError, ValueError, AttributeError)
 NUMBER_KINDS = "biuf"  # numpy's letters for bool, int, unsigned, float
 PADDINGS = ("longest", "max_length")
@@ -72,7 +73,7 @@ def default_collator(samples: list[Any]) -> Any:
     try:
         return default_collate(samples)
     except UNSTACKABLE as error:
-        raise misfit("a sample", samples, error) from error
+        raise misfit(SAMPLE, samples, error) from error
 
 
 def columns_of(samples: Sequence[Mapping[str, Any]]) -> Columns:
@@ -83,7 +84,7 @@ def columns_of(samples: Sequence[Mapping[str, Any]]) -> Columns:
     except KeyError:
         columns = {}
     except (TypeError, IndexError) as error:  # one of them is no mapping
-        raise misfit("a sample", samples, error) from error
+        raise misfit(SAMPLE, samples, error) from error
     if not columns or any(len(sample) != len(first) for sample in samples):
         _refuse_keys(samples)
     return columns
@@ -154,16 +155,22 @@ def misfit(what: str, values: Sequence[Any], error: Exception | None) -> DataErr
     odd = next((number for number, form in enumerate(forms) if form != usual), None)
     if odd is not None:
         other = usual if num_usual > 1 else forms[0 if odd else 1]
-        words = f"{what} is {forms[odd]} in one sample of a batch, and {other} in another. {_remedy(forms[odd], usual)}"
-        return DataError(words, (odd, len(values)))
+        words = f"{what} is {forms[odd]} in one sample of a batch, and {other} in another"
+        if what == SAMPLE:
+            words = f"one sample of a batch is {forms[odd]}, and another {other}"
+        return DataError(f"{words}. {_remedy(what, forms[odd], usual)}", (odd, len(values)))
     if isinstance(values[0], list | tuple):
         for number, column in enumerate(zip(*values, strict=True)):
             try:
                 default_collate(list(column))
             except UNSTACKABLE as inner:
-                return misfit(f"{'entry' if what == 'a sample' else what + ', entry'} {number}", column, inner)
-    reason = "" if error is None or isinstance(values[0], NoneType) else f" ({error})"
-    return DataError(f"{what} is {usual} in every sample of a batch, which cannot be stacked{reason}. {_remedy(usual)}")
+                return misfit(f"entry {number}" if what == SAMPLE else f"{what}, entry {number}", column, inner)
+    reason = "" if error is None or isinstance(values[0], NoneType) else f" ({str(error).rstrip('.')})"
+    words = f"every sample of a batch is {usual}" if what == SAMPLE else f"{what} is {usual} in every sample of a batch"
+    remedy = (
+        "Return tensors without a gradient: tensor.detach()." if "requires grad" in reason else _remedy(what, usual)
+    )
+    return DataError(f"{words}, which cannot be stacked{reason}. {remedy}")
 
 
 def _form(value: Any) -> str:
@@ -178,9 +185,11 @@ def _form(value: Any) -> str:
     return "a number" if isinstance(value, Number) else a_kind(value)
 
 
-def _remedy(*forms: str) -> str:
+def _remedy(what: str, *forms: str) -> str:
     if "None" in forms:
         return "Return a value for every sample, or leave the sample out of the dataset."
+    if what == SAMPLE and len(forms) > 1:
+        return "Return samples of one kind, with as many entries, from the dataset; or pass data_collator=."
     if all(re.search(r" of (shape )?\d", form) for form in forms) and len(forms) > 1:
         return (
             "Bring all to one length or shape in the dataset, or pass data_collator= to pad them: "

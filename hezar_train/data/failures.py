@@ -91,7 +91,9 @@ def form_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {form_of(each)}" for key, each in list(value.items())[:MOST_NAMED]) + "}"
     if isinstance(value, list | tuple):
-        if value and all(isinstance(each, str) for each in value):
+        if not value:
+            return f"an empty {type(value).__name__}"
+        if all(isinstance(each, str) for each in value):
             return f"{len(value)} texts"
         more = "; ..." if len(value) > 4 else ""
         return f"a {type(value).__name__} of {len(value)} ({'; '.join(form_of(each) for each in value[:4])}{more})"

@@ -50,7 +50,7 @@ def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
         given = repr(data) if isinstance(data, str) else f"{a_kind(data)}{_lacks(data)}"
         raise DataError(
             f"the data is {given}; expected a dataset with __len__ and __getitem__, an iterable dataset, or a "
-            "DataLoader. Load what it names or holds first, and pass that."
+            f"DataLoader. {'Give it one' if _lacks(data) else 'Load what it names or holds first, and pass that'}."
         )
     if hasattr(data, "iloc"):  # a DataFrame or Series of pandas
         raise DataError(

@@ -97,7 +97,8 @@ class Keywords:
                 yield f"{owner} does not take {keyword!r}. It takes: {choices(self.accepted)}.{hint}"
         missing = self.required - given.keys()
         if missing:
-            yield f"{owner} needs {choices(missing)}: add it to the keyword arguments."
+            field = f"{owner.partition('=')[0]}_kwargs"
+            yield f"{owner} needs {choices(missing)}: add it to the keyword arguments ({field})."
 
 
 def keywords_of(factory: Callable[..., Any], *, withheld: Collection[str] = ()) -> Keywords:

@@ -211,7 +211,7 @@ def _call(
     try:
         built = factory(groups, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        advice = ""
+        advice = f" It was given: {choices(arguments)}. Correct learning_rate, weight_decay or optimizer_kwargs."
         if factory is Muon:
             advice = " Muon trains matrices only: pass an optimizer object that gives the other parameters to AdamW."
         raise ConfigError(f"{owner} cannot be built: {str(error).rstrip('.')}.{advice}") from error

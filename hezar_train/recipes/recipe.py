@@ -27,6 +27,7 @@ from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.checks import wrong_type
 from hezar_train.config.credentials import secret_problems
 from hezar_train.config.files import parse_yaml
+from hezar_train.config.names import tells_unknown_arguments
 from hezar_train.errors import ConfigError, a_kind, choices, suggestion, why_unreadable
 from hezar_train.run_layout import CONFIG_FILE, LOCK_FILE
 
@@ -86,6 +87,7 @@ LARGE_BYTES = 100_000_000
 MARKS_OF_A_RUN = (CONFIG_FILE, LOCK_FILE)  # the second is there before anything else is
 
 
+@tells_unknown_arguments
 @dataclass
 class Recipe:
     """What a recipe's `build` returns: all that a trainer needs besides its config."""

@@ -215,7 +215,7 @@ def refuse_missing(*, needs_data: bool, **needed: Any) -> None:
     if missing and (needs_data or missing != ["train_dataset"]):
         raise ConfigError(
             "Trainer needs config, model (passed, or made by an overridden build_model()) and train_dataset; missing: "
-            f"{choices(missing)}. Pass {' and '.join(f'{name}=...' for name in missing)}."
+            f"{choices(missing)}. Pass {' and '.join(f'{name}=...' for name in missing)}"
         )
     if not isinstance(needed["config"], TrainerConfig):
         raise ConfigError(

@@ -18,7 +18,7 @@ from torch import nn
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.data import form_of
-from hezar_train.errors import ConfigError, DataError, HezarTrainError, choices, suggestion
+from hezar_train.errors import ConfigError, DataError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.loop import Context
 from hezar_train.optim.lookup import import_dotted, is_dotted
 from hezar_train.trainer.loss_refusals import (
@@ -186,9 +186,10 @@ def as_outputs(outputs: Any) -> dict[str, Any]:
     if isinstance(outputs, Mapping):
         return dict(outputs)
     hint = " Is a return missing in forward()?" if outputs is None else ""
+    given = form_of(outputs) if isinstance(outputs, list | tuple) else a_kind(outputs)
     raise DataError(
-        f"the model returned {form_of(outputs)}; expected a tensor (the logits, or a 0-d loss) or a mapping: return "
-        f"{{'logits': ..., 'loss': ...}}, or one of them.{hint}"
+        f"the model returned {given}; expected a tensor (the logits, or a "
+        f"0-d loss) or a mapping: return {{'logits': ..., 'loss': ...}}, or one of them.{hint}"
     )
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
+from hezar_train.config.names import tells_unknown_arguments
 from hezar_train.data import Source, Splits, batch_length, seed_device
 from hezar_train.errors import ConfigError, DataError, HookError, HookTypeError, a_kind, choices
 from hezar_train.events import EventStorage, EventWriter, is_same_number, load_csv
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
 __all__ = ["RoutineResult", "Trainer"]
 
 
+@tells_unknown_arguments
 class Trainer:
     """Train a model from a config; kill it anywhere and get the same model.
 

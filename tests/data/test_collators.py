@@ -175,7 +175,7 @@ def test_samples_with_other_keys_are_refused_with_the_difference(other: dict[str
 
 
 def test_a_sample_of_another_kind_than_the_first_is_refused() -> None:
-    with pytest.raises(DataError, match=r"a sample is a tuple of 2 in one sample .* a dict in another") as raised:
+    with pytest.raises(DataError, match=r"one sample of a batch is a tuple of 2, and another a dict") as raised:
         default_collator([{"x": 1}, {"x": 1}, (1, 2)])
     assert raised.value.place == (2, 3)
 
