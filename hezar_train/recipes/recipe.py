@@ -208,7 +208,8 @@ def checked(
     try:
         config = TrainerConfig.from_dict(fields)
     except ConfigError as error:
-        known = {f"{name!r} is not a field": name for name in options_of(folder / RECIPE_NAME)}
+        source = folder / RECIPE_NAME
+        known = {f"{name!r} is not a field": name for name in (options_of(source) if source.exists() else ())}
         told = [
             f"{name!r} is not a field. It is an option of the recipe: {OPTION_PREFIX}{name}=VALUE"
             if (name := known.get(each.partition(".")[0])) else each
