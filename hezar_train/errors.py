@@ -1,14 +1,17 @@
 """Every error a user can meet: one base, a few kinds, each saying what was given, what was expected and what to do.
 
-This module owns the kinds, the one way to suggest a spelling and what of a text may be shown; it imports nothing of
-the package.
+This module owns the kinds, the one way to suggest a spelling, what of a text may be shown, and which code is the
+user's own; it imports nothing of the package.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import sysconfig
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 __all__ = [
     "CheckpointError",
@@ -19,13 +22,25 @@ __all__ = [
     "HookTypeError",
     "HubError",
     "MissingDependencyError",
+    "NoSuchCheckpointError",
     "NonFiniteError",
     "RunLockedError",
     "TrainingInterrupted",
+    "a_kind",
     "choices",
+    "is_ours",
+    "is_own_code",
+    "nearest",
     "printable",
+    "shown_path",
     "suggestion",
+    "why_unreadable",
 ]
+
+PROGRAM = "hezar-train"
+NO_RIGHT = "You have no right to read or write it, which says nothing of what is in it. Change its rights or owner."
+PACKAGE = Path(__file__).parent
+SHIPPED_RECIPES = PACKAGE / "_recipes"
 
 # Controls but tab and newline, lone surrogates, separators of lines, and what turns the direction of all that follows.
 # Marks of direction and joiners of single letters stay: Persian is written with them.
@@ -51,11 +66,19 @@ class ConfigError(HezarTrainError, ValueError):
 
 
 class DataError(HezarTrainError, ValueError):
-    """A dataset, loader or batch of a form that cannot be trained on."""
+    """A dataset, loader or batch of a form that cannot be trained on; `place` says which row of how many, from 0."""
+
+    def __init__(self, message: str, place: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class CheckpointError(HezarTrainError, ValueError):
     """A checkpoint that is missing, damaged, or does not fit the run."""
+
+
+class NoSuchCheckpointError(CheckpointError, ConfigError):
+    """A setting names a checkpoint or weights that are not there."""
 
 
 class RunLockedError(HezarTrainError):
@@ -103,18 +126,68 @@ class TrainingInterrupted(SystemExit):
         return self.message
 
 
-def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest known word, or an empty string."""
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """Return the known word that was probably meant, None if none is near."""
     spelled = {word.lower(): word for word in known}
     typed = str(given).lower()
     near = sorted((word for word in spelled if word.startswith(typed)), key=len) if len(typed) >= 3 else []
     near = near or difflib.get_close_matches(typed, spelled, n=1, cutoff=0.6)
-    return f" Did you mean {str(spelled[near[0]])!r}?" if near else ""
+    return str(spelled[near[0]]) if near else None
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the nearest known word, or an empty string."""
+    near = nearest(given, known)
+    return "" if near is None else f" Did you mean {near!r}?"
 
 
 def choices(known: Iterable[str]) -> str:
     """Join names for a message, sorted."""
     return ", ".join(sorted(known))
+
+
+def a_kind(value: object) -> str:
+    """Say of which kind a value is, with its article: "an int", "the class Net", "None"."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeioAEIO' else 'a'} {kind}"
+
+
+def is_ours(filename: str) -> bool:
+    """Tell whether a file is this package's own code, and no recipe that comes with it."""
+    path = Path(filename)
+    return path.is_relative_to(PACKAGE) and not path.is_relative_to(SHIPPED_RECIPES)
+
+
+def is_own_code(filename: str) -> bool:
+    """Tell whether a file is the user's own code or a recipe: not this package, nor a library."""
+    path = Path(filename)
+    if is_ours(filename) or path.name == PROGRAM:  # the script that pip makes, wherever it lies
+        return False
+    if path.is_relative_to(SHIPPED_RECIPES):
+        return True
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return os.path.isfile(path) and not any(path.is_relative_to(folder) for folder in libraries)
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Return a file's path as a user would type it: from the present folder, if it lies below it."""
+    try:
+        return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else os.fspath(path)
+    except OSError:  # the present folder is gone
+        return os.fspath(path)
+
+
+def why_unreadable(error: Exception) -> str:
+    """Say why a file could not be read, and what to do, where the reason is a usual one."""
+    if isinstance(error, PermissionError):
+        return f"{error.strerror}. {NO_RIGHT}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text in UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8."
+    return str(error)
 
 
 def printable(text: str) -> str:

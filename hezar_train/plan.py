@@ -328,7 +328,9 @@ class _Epoch(NamedTuple):
         if num_samples is None:
             return None
         if num_samples < 1:
-            raise DataError("The training data is empty: expected at least one sample.")
+            raise DataError(
+                "The training data is empty: expected at least one sample. Look at what loads or filters it."
+            )
         num_updates, rest = divmod(num_samples, window_samples)
         num_steps = num_updates * -(-window_samples // step_samples)
         if not config.drop_last:

@@ -202,7 +202,10 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _misfit_error(module: nn.Module, details: str) -> CheckpointError:
-    return CheckpointError(f"the checkpoint does not fit the model {type(module).__name__}:{details}")
+    return CheckpointError(
+        f"the checkpoint does not fit the model {type(module).__name__}:{details}\n"
+        "Build the model as it was when it was saved, or begin another run, in another output_dir."
+    )
 
 
 def _line(title: str, names: list[str]) -> str:

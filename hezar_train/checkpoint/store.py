@@ -55,7 +55,7 @@ from hezar_train.checkpoint.manifest import (
 )
 from hezar_train.checkpoint.modules import check_meta, module_state, refuse_missing_tensors
 from hezar_train.checkpoint.shard_files import SHARD_NAME, ShardIndex
-from hezar_train.errors import CheckpointError
+from hezar_train.errors import CheckpointError, NoSuchCheckpointError
 from hezar_train.run_folder import read_file
 from hezar_train.run_layout import (
     CHECKPOINTS_FOLDER,
@@ -323,7 +323,9 @@ class CheckpointStore:
         """Return the checkpoint at a path, verified."""
         folder = Path(path)
         if not folder.exists():
-            raise CheckpointError(f"there is no checkpoint at {folder}: the path does not exist. {self._advice()}")
+            raise NoSuchCheckpointError(
+                f"there is no checkpoint at {folder}: the path does not exist. {self._advice()}"
+            )
         if not (folder / MANIFEST_FILE).exists():
             raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST_FILE}. {self._advice()}")
         try:

@@ -29,7 +29,7 @@ from hezar_train.checkpoint.shard_files import local_part
 from hezar_train.checkpoint.sharded import as_whole, load_whole, share_of
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore
 from hezar_train.config.files import load_json
-from hezar_train.errors import CheckpointError
+from hezar_train.errors import CheckpointError, NoSuchCheckpointError
 from hezar_train.run_folder import is_inside, read_file
 from hezar_train.run_layout import CHECKPOINTS_FOLDER
 
@@ -90,7 +90,10 @@ def _report(ours: dict[str, Any], theirs: dict[str, Tensor], fitting: set[str]) 
 
 def _read(source: Path) -> dict[str, Tensor]:
     if not source.exists():
-        raise CheckpointError(f"init_weights_from={str(source)!r} does not exist")
+        raise NoSuchCheckpointError(
+            f"init_weights_from={str(source)!r} does not exist. Expected the folder of a checkpoint or of a model, or "
+            "a file of weights, on this machine: correct the path."
+        )
     if source.is_file():
         return _read_file(source)
     if (source / MANIFEST_FILE).exists():

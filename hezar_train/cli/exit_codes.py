@@ -6,11 +6,9 @@ import errno
 import os
 import shutil
 import sys
-import sysconfig
 import tempfile
 import textwrap
 import traceback
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,12 +16,18 @@ import click
 
 from hezar_train.cli.output import echo
 from hezar_train.errors import (
+    NO_RIGHT,
+    PROGRAM,
     ConfigError,
     DataError,
     HezarTrainError,
+    HookError,
     HubError,
     TrainingInterrupted,
+    is_ours,
+    is_own_code,
     printable,
+    shown_path,
     suggestion,
 )
 
@@ -48,25 +52,23 @@ EXIT_INTERRUPTED = 130
 EXIT_CODES = """\b
 Exit codes:
   0    done (also: it was done already)
-  1    failed: a damaged checkpoint, a locked folder, a full disk, a non-finite loss, the Hub, an unexpected error
-  2    refused: a mistake in the config, the data or the command line
+  1    failed: a damaged checkpoint, a locked folder, a full disk, a non-finite loss, the Hub, an error of the recipe's
+       own code, an unexpected error
+  2    refused: a mistake in the config, the data, the hooks or the command line
   75   trained, but not uploaded to the Hub, also by `push`: `hezar-train push RUN` finishes it
   130  interrupted by Ctrl-C; after the first one, the run was saved
   143  ended by SIGTERM; the run was saved"""
 
-PROGRAM = "hezar-train"
 ERROR_MARK = "error: "
 UNEXPECTED = "This was not expected."
-NO_RIGHT = "You have no right to read or write it, which says nothing of what is in it. Change its rights or owner."
 NO_SPACE = "Nothing could be written there. Free some space, or name a folder on another disk."
 OF_THE_SYSTEM = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), NO_RIGHT),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), NO_SPACE),
 }
 DEBUG = "hezar_train.debug"
-SHIPPED_RECIPES = "_recipes"
 EXITED_WITHIN = (
-    "a recipe, a dataset, a model or a hook called sys.exit() before the command was done; expected it to go on or to "
+    "was called by a recipe, a dataset, a model or a hook before the command was done; expected it to go on or to "
     "raise. Take the call out of that code, or raise an error that says what is wrong."
 )
 
@@ -101,9 +103,10 @@ class Commands(click.Group):
                 raise
             raise click.UsageError(printable(words), error.ctx) from error
         except SystemExit as end:
-            if end.code not in (None, 0):
+            place = _own_place(end.__traceback__)
+            if place is None and end.code not in (None, 0):
                 raise
-            show_error(EXITED_WITHIN)
+            show_error("\n".join([f"{_exit_of(end)} {EXITED_WITHIN}", *_shown(place)]))
             ctx.exit(EXIT_FAILED)
         except OSError as error:
             if error.errno not in OF_THE_SYSTEM or _own_place(error.__traceback__) or ctx.find_root().meta.get(DEBUG):
@@ -133,7 +136,7 @@ def _written_as_field(error: click.NoSuchOption) -> str:
 def _exit_code(error: HezarTrainError) -> int:
     if isinstance(error, NotUploadedError):
         return EXIT_NOT_UPLOADED
-    return EXIT_REFUSED if isinstance(error, ConfigError | DataError) else EXIT_FAILED
+    return EXIT_REFUSED if isinstance(error, ConfigError | DataError | HookError) else EXIT_FAILED
 
 
 def show_error(words: str) -> None:
@@ -161,15 +164,26 @@ def show_unexpected(kind: type[BaseException], error: BaseException, trace: Trac
     lines = [f"{kind.__name__}: {error}"]
     told, own = _notes(error), _own_place(trace)
     if (place := own if told or own else _place(trace)) is not None:
-        shown = os.path.relpath(place.filename) if Path(place.filename).is_relative_to(Path.cwd()) else place.filename
-        lines.append(f"  in {shown}, line {place.lineno}, {place.name}:")
-        lines.append(f"    {place.line}")
+        lines += _shown(place)
     kept = _keep(kind, error, trace)
     where = "" if kept is None else f" The traceback is in {kept}."
     lines += told
+    if isinstance(error, ModuleNotFoundError) and own:
+        lines.append(f"Install the package {str(error.name).partition('.')[0]!r}, or correct the import.")
     cause = "This came from the code or the data of the recipe: correct it there." if told or own else UNEXPECTED
     lines.append(f"{cause}{where} --debug shows it here.")
     show_error("\n".join(lines))
+
+
+def _exit_of(end: SystemExit) -> str:
+    return "sys.exit()" if end.code is None else f"sys.exit({end.code!r})"
+
+
+def _shown(place: traceback.FrameSummary | None) -> list[str]:
+    """Return a line of code with where it stands, for an error."""
+    if place is None:
+        return []
+    return [f"  in {shown_path(place.filename)}, line {place.lineno}, {place.name}:", f"    {place.line}"]
 
 
 def is_main_process() -> bool:
@@ -184,11 +198,10 @@ def _notes(error: BaseException) -> list[str]:
 
 def _own_place(trace: TracebackType | None) -> traceback.FrameSummary | None:
     """Return the last line of the user's own code, if what it called was no longer ours."""
-    package = Path(__file__).parents[1]
     for frame in reversed(traceback.extract_tb(trace)):
-        if _is_own(frame.filename):
+        if is_own_code(frame.filename):
             return frame
-        if Path(frame.filename).is_relative_to(package):
+        if is_ours(frame.filename):
             return None
     return None
 
@@ -196,18 +209,8 @@ def _own_place(trace: TracebackType | None) -> traceback.FrameSummary | None:
 def _place(trace: TracebackType | None) -> traceback.FrameSummary | None:
     """Return the last line of the user's own code or of a recipe, else the last of all that has a text."""
     frames = traceback.extract_tb(trace)
-    own = [frame for frame in frames if _is_own(frame.filename)]
+    own = [frame for frame in frames if is_own_code(frame.filename)]
     return next(reversed(own or [frame for frame in frames if frame.line]), None)
-
-
-def _is_own(filename: str) -> bool:
-    path, package = Path(filename), Path(__file__).parents[1]
-    if path.is_relative_to(package):
-        return path.is_relative_to(package / SHIPPED_RECIPES)
-    if path.name == PROGRAM:  # the script that pip makes, wherever it lies
-        return False
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return os.path.isfile(path) and not any(path.is_relative_to(folder) for folder in libraries)
 
 
 def _keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str | None:

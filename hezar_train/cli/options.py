@@ -22,7 +22,7 @@ from click.shell_completion import CompletionItem
 
 from hezar_train.cli.exit_codes import DEBUG, is_main_process
 from hezar_train.cli.output import echo
-from hezar_train.errors import ConfigError, HezarTrainError, printable
+from hezar_train.errors import ConfigError, HezarTrainError, printable, shown_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -196,11 +196,6 @@ def _printable_segments(what: Table | Text, console: Console) -> Segments:
     from rich.segment import Segment, Segments
 
     return Segments(Segment(printable(one.text), one.style, one.control) for one in console.render(what))
-
-
-def shown_path(path: Path) -> str:
-    """Return a path from where the user is, if it is below."""
-    return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 
 def refuse_unwritable_folder(folder: str | os.PathLike[str], option: str) -> None:

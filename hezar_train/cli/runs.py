@@ -22,7 +22,7 @@ from hezar_train.cli.options import GAP, debug_option, output_width, show, table
 from hezar_train.cli.output import echo
 from hezar_train.config import read_mapping
 from hezar_train.config.files import read_json
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, why_unreadable
 from hezar_train.events import FAILED, FINISHED, INTERRUPTED, end_of, ended_for_good, read_starts
 from hezar_train.run_folder import open_file
 from hezar_train.run_layout import CONFIG_FILE, METRICS_FILE, RunLayout, is_run
@@ -96,7 +96,7 @@ def _summary(run: Path, name: str) -> RunSummary | None:
     try:
         return summarize(run, name)
     except OSError as error:
-        echo(f"{name} is left out: {error}", err=True)
+        echo(f"{name} is left out: {why_unreadable(error)}", err=True)
         return None
 
 
@@ -150,13 +150,18 @@ def _runs_below(folder: Path, seen: set[Path]) -> Iterator[Path]:
         if (real := folder.resolve()) in seen or len(seen) >= MOST_FOLDERS:
             return
         seen.add(real)
-        for below in sorted(one for one in folder.iterdir() if not one.name.startswith(".")):
+        inside = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
+    except (OSError, RuntimeError) as error:  # no right to read it, or links that go round
+        echo(f"{folder} is left out: {why_unreadable(error)}", err=True)
+        return
+    for below in inside:
+        try:
             if is_run(below):
                 yield below
             elif below.is_dir():
                 yield from _runs_below(below, seen)
-    except (OSError, RuntimeError) as error:  # no right to read it, or links that go round
-        echo(f"{folder} is left out: {error}", err=True)
+        except OSError as error:
+            echo(f"{below} is left out: {why_unreadable(error)}", err=True)
 
 
 def summarize(run: Path, name: str) -> RunSummary:

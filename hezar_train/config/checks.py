@@ -34,7 +34,30 @@ def wrong_type(name: str, value: Any, expected: str) -> str:
     """Tell what was expected of a field and what it got."""
     if value is None:
         return f"{name}: expected {expected}, got None"
-    return f"{name}: expected {expected}, got {type(value).__name__} {value!r}"
+    return f"{name}: expected {expected}, got {type(value).__name__} {value!r}{_rewritten(value, expected)}"
+
+
+def _rewritten(value: Any, expected: str) -> str:
+    """Say how a value would be written that was meant, where that is plain."""
+    if isinstance(value, float) and expected == "int" and value.is_integer():
+        return f"; write {int(value)}"
+    if not isinstance(value, str):
+        return ""
+    if expected.startswith("a list"):
+        return f"; write [{value}]"
+    if expected == "True or False":
+        return "; write true or false" if value.lower() in {"yes", "no", "on", "off", "true", "false"} else ""
+    if expected in {"int", "a number"} and value.strip("+-").replace("_", "")[:1].isdigit() and _is_number(value):
+        return f"; write {value} without quotes"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def flag(name: str, value: Any, optional: bool = False) -> Iterator[str]:
@@ -80,7 +103,8 @@ def steps(name: str, value: Any, least: int = 1) -> Iterator[str]:
     if isinstance(value, float):
         yield from _share(name, value)
     elif not _is_whole(value):
-        yield wrong_type(name, value, "an int (steps) or a float between 0 and 1 (a share of the run)")
+        sentence = wrong_type(name, value, "an int (steps) or a float between 0 and 1 (a share of the run)")
+        yield f"{sentence}; leave it out (None) for the default"
     elif value < least:
         yield f"{name}={value} must be at least {least}; leave it out (None) for the default"
 
@@ -141,7 +165,7 @@ def known_name(
     elif not is_dotted_path(value) and fold(value) not in known:
         yield (
             f"{name}={str(value)!r} is not known. Choose from: {shown}, or a dotted path such as "
-            f"'package.module.Class'.{suggestion(value, known)}"
+            f"'package.module.Class'.{suggestion(value, shown.split(', ')) or suggestion(value, known)}"
         )
 
 

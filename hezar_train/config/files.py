@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from hezar_train.config.names import is_importable
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, a_kind, why_unreadable
 from hezar_train.run_folder import RunFolderError, read_file
 
 __all__ = [
@@ -158,10 +158,11 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = read_file(source, MOST_FILE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError, RunFolderError) as error:
-        raise ConfigError(f"{source}: cannot be read: {error}") from error
+        raise ConfigError(f"{source}: cannot be read: {why_unreadable(error)}") from error
     value = parse(content, source)
     if not isinstance(value, dict):
-        raise ConfigError(f"{source}, line 1: expected a mapping of names to values, got {type(value).__name__}")
+        given = "nothing: the file is empty" if value is None else a_kind(value)
+        raise ConfigError(f"{source}, line 1: expected a mapping of names to values (batch_size: 16), got {given}")
     return {str(key): item for key, item in value.items()}
 
 
@@ -198,7 +199,7 @@ def _parse_json(content: str, source: Path) -> Any:
         if len(mapping) < len(pairs):
             counted = Counter(key for key, _ in pairs)
             twice = next(key for key, count in counted.items() if count > 1)
-            raise ConfigError(f"{source}: the key {twice!r} appears twice")
+            raise ConfigError(f"{source}: the key {twice!r} appears twice: keep one")
         return mapping
 
     try:
@@ -213,6 +214,9 @@ def _parse_json(content: str, source: Path) -> Any:
         raise ConfigError(f"{source}: {error}") from error
 
 
+UNREADABLE = (yaml.scanner.ScannerError, yaml.parser.ParserError)
+
+
 def parse_yaml(content: str, source: Path) -> Any:
     """Read YAML text; `source` is named in errors."""
     if len(content) > MOST_YAML_BYTES:
@@ -222,7 +226,8 @@ def parse_yaml(content: str, source: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{source}{line}: {error.problem or error.context}") from error
+        remedy = ". Write one 'name: value' a line, indented by spaces" if isinstance(error, UNREADABLE) else ""
+        raise ConfigError(f"{source}{line}: {error.problem or error.context}{remedy}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from error
     except RecursionError:
@@ -273,7 +278,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    problem = f"the key {key.value!r} appears twice"
+                    problem = f"the key {key.value!r} appears twice: keep one"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         return node

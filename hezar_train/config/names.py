@@ -9,11 +9,12 @@ decorator `tells_unknown_fields` makes a dataclass report it in one `ConfigError
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from hezar_train.errors import ConfigError, suggestion
+from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.types import LRSchedulerType
 
 __all__ = [
@@ -204,6 +205,7 @@ FOREIGN_FIELDS = {
     "loss_function": "criterion",
     "lr": "learning_rate",
     "lr_linear": "finetune_learning_rate",
+    "loss": "criterion",
     "lr_scheduler_type": "lr_scheduler",
     "min_delta": "early_stopping_threshold",
     "max_epochs": "num_epochs",
@@ -228,6 +230,7 @@ FOREIGN_FIELDS = {
     "save_every": "save_steps",
     "save_strategy": "save_steps",
     "save_to": "output_dir",
+    "scheduler": "lr_scheduler",
     "share_local_model": "offload_after_routine",
     "shuffle": "dataloader_shuffle",
     "simple_tuning": "finetune_reinit",
@@ -241,10 +244,31 @@ FOREIGN_FIELDS = {
     "val_batch_size": "eval_batch_size",
     "val_check_interval": "eval_steps",
     "val_freq": "eval_steps",
-    "warmup_ratio": "lr_scheduler_kwargs",
     "wd": "weight_decay",
 }
 """Other trainers' fields, each with ours for the same purpose."""
+
+_WARM_UP = "Take a schedule that warms up: lr_scheduler='warmup_linear', lr_scheduler_kwargs={'warmup_iter': STEPS}."
+_OF_THE_TRAINER = "It is given to the Trainer (in a recipe: to Recipe), not to the config."
+_OF_THE_LAUNCH = (
+    "Processes are asked for at the start: `hezar-train train RECIPE --num-processes N`; on what, by device."
+)
+ELSEWHERE = {
+    **dict.fromkeys(("warmup_ratio", "warmup_steps", "num_warmup_steps", "warmup", "warmup_epochs"), _WARM_UP),
+    **dict.fromkeys(
+        ("model", "train_dataset", "eval_dataset", "data_collator", "preprocessor", "metrics_handler", "dataset"),
+        _OF_THE_TRAINER,
+    ),
+    **dict.fromkeys(("tokenizer", "processing_class"), f"{_OF_THE_TRAINER} It is called preprocessor there."),
+    **dict.fromkeys(
+        ("callbacks", "hooks"), "Hooks are given to the Trainer (hooks=[...]), or made in its build_hooks()."
+    ),
+    "compute_metrics": f"{_OF_THE_TRAINER} It is called metrics_handler there; the config has task and metrics.",
+    **dict.fromkeys(("devices", "gpus", "num_gpus", "num_nodes", "strategy", "accelerator"), _OF_THE_LAUNCH),
+    "load_best_model_at_end": "The best checkpoint is kept, by metric_for_best_model: evaluate RUN --checkpoint best.",
+    "trainer": "The file has a section 'trainer', as a recipe's config has: pass what is in it.",
+}
+"""Other trainers' settings that are none of a config here, each with what to do instead."""
 
 
 def is_dotted_path(name: str) -> bool:
@@ -279,12 +303,23 @@ def precision_name(given: str | None) -> str:
     return "no" if given in (None, "full") else str(given)
 
 
+FEW = 12
+
+
 def unknown_field(name: str, known: Collection[str]) -> str:
     """Tell that `name` is no field, and which one was probably meant."""
     ours = FOREIGN_FIELDS.get(name)
     if ours in known:
         return f"{name!r} is not a field. Here it is called {ours!r}."
-    return f"{name!r} is not a field.{suggestion(name, known)}"
+    if name in ELSEWHERE:
+        return f"{name!r} is not a field. {ELSEWHERE[name]}"
+    whole, _, part = name.rpartition(".")
+    if whole.endswith("kwargs") and whole in known:
+        return f"{name!r} is not a field. Give all of them at once: {whole}={{{part}: VALUE}}."
+    everything = "`hezar-train config explain` lists all fields."
+    if len(known) <= FEW:
+        everything = f"There are: {choices(known)}."
+    return f"{name!r} is not a field.{suggestion(name, known) or f' {everything}'}"
 
 
 def tells_unknown_fields(cls: type[T]) -> type[T]:
@@ -310,3 +345,49 @@ def tells_unknown_fields(cls: type[T]) -> type[T]:
 
     cls.__init__ = __init__  # type: ignore[assignment]
     return cls
+
+
+ARGUMENTS_OF_OTHERS = {
+    "args": "config", "training_args": "config", "tokenizer": "preprocessor", "processing_class": "preprocessor",
+    "callbacks": "hooks", "compute_metrics": "metrics_handler", "collate_fn": "data_collator",
+    "collator": "data_collator",
+    "train_data": "train_dataset", "train_dataloader": "train_dataset", "train_loader": "train_dataset",
+    "eval_data": "eval_dataset", "val_dataset": "eval_dataset", "valid_dataset": "eval_dataset",
+    "validation_dataset": "eval_dataset", "val_loader": "eval_dataset", "eval_dataloader": "eval_dataset",
+    "scheduler": "lr_scheduler",
+}  # fmt: skip
+"""Other trainers' arguments, each with ours for the same purpose."""
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """An argument that is not known."""
+
+
+def tells_unknown_arguments(cls: type[T]) -> type[T]:
+    """Make a class refuse unknown keywords with the one that was probably meant; fields of the config are named so."""
+    init: Callable[..., None] = cls.__init__
+    known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @functools.wraps(init)
+    def __init__(self: T, *args: Any, **given: Any) -> None:  # noqa: N807
+        if unknown := [name for name in given if name not in known]:
+            raise UnknownArgumentError([_unknown_argument(cls.__name__, name, known) for name in unknown])
+        init(self, *args, **given)
+
+    cls.__init__ = __init__  # type: ignore[assignment]
+    return cls
+
+
+def _unknown_argument(owner: str, name: str, known: Collection[str]) -> str:
+    sentence = f"{name!r} is not an argument of {owner}."
+    if ARGUMENTS_OF_OTHERS.get(name) in known:
+        return f"{sentence} Here it is called {ARGUMENTS_OF_OTHERS[name]!r}."
+    if (field := FOREIGN_FIELDS.get(name, name)) in FIELDS_TAKEN_FOR_ARGUMENTS:
+        return f"{sentence} It is a field of the config: {field}."
+    return f"{sentence}{suggestion(name, known)} There are: {', '.join(known)}."
+
+
+FIELDS_TAKEN_FOR_ARGUMENTS = frozenset(
+    {"criterion", "optimizer", "lr_scheduler", "learning_rate", "batch_size", "num_epochs", "max_steps", "output_dir"}
+    | {"metrics", "task", "seed", "device"}
+)

@@ -22,7 +22,7 @@ from hezar_train.data.collators import (
     TextPaddingDataCollator,
     default_collator,
 )
-from hezar_train.data.failures import form_of, note_samples
+from hezar_train.data.failures import form_of, note_samples, unfit_values
 from hezar_train.data.sampler import Permutation, RangedSampler
 from hezar_train.data.seeding import (
     preserved_randomness,
@@ -67,5 +67,6 @@ __all__ = [
     "seed_python_numpy_torch",
     "step_seed",
     "step_seeds",
+    "unfit_values",
     "without_filler",
 ]

@@ -10,17 +10,20 @@ that names the key. None truncates: a row longer than the stated maximum is an e
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from numbers import Number
+from types import NoneType
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from hezar_train.errors import ConfigError, DataError, choices
+from hezar_train.errors import ConfigError, DataError, a_kind, choices
 
 __all__ = [
     "IGNORED_LABEL",
@@ -51,6 +54,8 @@ Columns: TypeAlias = dict[str, list[Any]]
 IGNORED_LABEL = -100
 """The label that torch's losses leave out, and that does not count as a unit of the loss."""
 
+SAMPLE = "a sample"
+UNSTACKABLE = (RuntimeError, TypeError, ValueError, AttributeError)
 NUMBER_KINDS = "biuf"  # numpy's letters for bool, int, unsigned, float
 PADDINGS = ("longest", "max_length")
 SIDES = ("left", "right")
@@ -67,11 +72,8 @@ def default_collator(samples: list[Any]) -> Any:
         return {key: stacked(key, values) for key, values in columns_of(samples).items()}
     try:
         return default_collate(samples)
-    except (RuntimeError, TypeError) as error:
-        raise DataError(
-            f"samples of type {type(samples[0]).__name__} do not fit into one batch ({error}). "
-            "Pass data_collator= with a function that makes a batch of a list of samples."
-        ) from error
+    except UNSTACKABLE as error:
+        raise misfit(SAMPLE, samples, error) from error
 
 
 def columns_of(samples: Sequence[Mapping[str, Any]]) -> Columns:
@@ -81,6 +83,8 @@ def columns_of(samples: Sequence[Mapping[str, Any]]) -> Columns:
         columns = {key: [sample[key] for sample in samples] for key in first}
     except KeyError:
         columns = {}
+    except (TypeError, IndexError) as error:  # one of them is no mapping
+        raise misfit(SAMPLE, samples, error) from error
     if not columns or any(len(sample) != len(first) for sample in samples):
         _refuse_keys(samples)
     return columns
@@ -88,14 +92,18 @@ def columns_of(samples: Sequence[Mapping[str, Any]]) -> Columns:
 
 def _refuse_keys(samples: Sequence[Mapping[str, Any]]) -> NoReturn:
     """Say which sample's keys are not those of the first."""
-    first = samples[0]
+    usual, _ = Counter(frozenset(sample) for sample in samples).most_common(1)[0]
     for number, sample in enumerate(samples):
-        if different := sample.keys() ^ first.keys():
-            raise DataError(
-                f"sample {number} of the batch and the first one differ in their keys: "
-                f"{choices(map(repr, different))}. Every sample needs the same keys; or pass data_collator=."
-            )
-    raise DataError("the samples have no keys: expected at least one each.")
+        if lacking := usual - sample.keys():
+            words = f"one sample of a batch has no {choices(map(repr, lacking))}, which the others have"
+        elif beyond := sample.keys() - usual:
+            words = f"one sample of a batch has {choices(map(repr, beyond))}, which the others have not"
+        else:
+            continue
+        raise DataError(f"{words}. Give every sample the same keys, or pass data_collator=.", (number, len(samples)))
+    raise DataError(
+        "the samples are empty mappings: expected the model's arguments by name, and 'labels'. Return them."
+    )
 
 
 def stacked(key: str, values: list[Any]) -> Any:
@@ -109,8 +117,8 @@ def stacked(key: str, values: list[Any]) -> Any:
         return _stacked_lists(key, values)
     try:
         return default_collate(values)
-    except (RuntimeError, TypeError) as error:
-        _refuse_values(key, values, error)
+    except UNSTACKABLE as error:
+        raise misfit(f"key {key!r}", values, error) from error
 
 
 def _stacked_lists(key: str, values: list[Any]) -> torch.Tensor | list[Any]:
@@ -119,7 +127,7 @@ def _stacked_lists(key: str, values: list[Any]) -> torch.Tensor | list[Any]:
     if tensor is not None:
         return tensor
     if _holds_numbers(values):
-        _refuse_values(key, values, None)
+        raise misfit(f"key {key!r}", values, None)
     return values
 
 
@@ -140,18 +148,57 @@ def _holds_numbers(value: Any) -> bool:
     return all(map(_holds_numbers, value)) if isinstance(value, list | tuple) else isinstance(value, Number)
 
 
-def _refuse_values(key: str, values: list[Any], error: Exception | None) -> NoReturn:
-    """Say why one key's values cannot be stacked."""
-    shapes = [shape_text(value) for value in values]
-    if len(set(shapes)) > 1:
-        raise DataError(
-            f"key {key!r} has values of different lengths in one batch: {', '.join(shapes)}. Pass data_collator= to "
-            "pad them, for example TextPaddingDataCollator(tokenizer)."
-        ) from error
-    raise DataError(
-        f"key {key!r} holds {type(values[0]).__name__} values that cannot be put into one batch. Expected numbers, "
-        "strings, or arrays and tensors of one shape; or pass data_collator=."
-    ) from error
+def misfit(what: str, values: Sequence[Any], error: Exception | None) -> DataError:
+    """Return the refusal of values that make no batch: which of them is odd, or that all are of a kind without rows."""
+    forms = [_form(value) for value in values]
+    usual, num_usual = Counter(forms).most_common(1)[0]
+    odd = next((number for number, form in enumerate(forms) if form != usual), None)
+    if odd is not None:
+        other = usual if num_usual > 1 else forms[0 if odd else 1]
+        words = f"{what} is {forms[odd]} in one sample of a batch, and {other} in another"
+        if what == SAMPLE:
+            words = f"one sample of a batch is {forms[odd]}, and another {other}"
+        return DataError(f"{words}. {_remedy(what, forms[odd], usual)}", (odd, len(values)))
+    if isinstance(values[0], list | tuple):
+        for number, column in enumerate(zip(*values, strict=True)):
+            try:
+                default_collate(list(column))
+            except UNSTACKABLE as inner:
+                return misfit(f"entry {number}" if what == SAMPLE else f"{what}, entry {number}", column, inner)
+    reason = "" if error is None or isinstance(values[0], NoneType) else f" ({str(error).rstrip('.')})"
+    words = f"every sample of a batch is {usual}" if what == SAMPLE else f"{what} is {usual} in every sample of a batch"
+    remedy = (
+        "Return tensors without a gradient: tensor.detach()." if "requires grad" in reason else _remedy(what, usual)
+    )
+    return DataError(f"{words}, which cannot be stacked{reason}. {remedy}")
+
+
+def _form(value: Any) -> str:
+    """Say of which kind a value is, by which it fits into a batch with others or not."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        kind = "a tensor" if isinstance(value, torch.Tensor) else "an array"
+        return f"{kind} of shape {shape_text(value)}" if value.ndim else f"{kind} of a single value"
+    if isinstance(value, str | bytes):
+        return "a text"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "a number" if isinstance(value, Number) else a_kind(value)
+
+
+def _remedy(what: str, *forms: str) -> str:
+    if "None" in forms:
+        return "Return a value for every sample, or leave the sample out of the dataset."
+    if what == SAMPLE and len(forms) > 1:
+        return "Return samples of one kind, with as many entries, from the dataset; or pass data_collator=."
+    if all(re.search(r" of (shape )?\d", form) for form in forms) and len(forms) > 1:
+        return (
+            "Bring all to one length or shape in the dataset, or pass data_collator= to pad them: "
+            "TextPaddingDataCollator(tokenizer) pads token ids."
+        )
+    return (
+        "Return numbers, or tensors and arrays of numbers, of one kind; or pass data_collator= with a function that "
+        "makes a batch of a list of samples."
+    )
 
 
 def shape_text(value: Any) -> str:

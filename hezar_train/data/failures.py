@@ -10,20 +10,28 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from hezar_train.data.collators import IGNORED_LABEL
 from hezar_train.data.windows import SampleIndices, Window
-from hezar_train.errors import DataError, HezarTrainError, TrainingInterrupted
+from hezar_train.errors import DataError, HezarTrainError, TrainingInterrupted, a_kind, is_ours, is_own_code, shown_path
 
-__all__ = ["WorkerFailure", "collated", "form_of", "note_samples", "opened", "read_sample", "read_samples"]
+__all__ = [
+    "WorkerFailure",
+    "collated",
+    "form_of",
+    "note_samples",
+    "opened",
+    "read_sample",
+    "read_samples",
+    "unfit_values",
+]
 
 MOST_NAMED = 16
-PACKAGE = Path(__file__).parents[1]
 DIED = (
     "A worker process that reads samples ended by itself: it was killed (often for lack of memory), crashed in a "
     "library, or the dataset ended the process. num_dataloader_workers=0 reads in the main process, where the cause "
@@ -39,8 +47,8 @@ def read_sample(dataset: Any, index: int) -> Any:
         raise
     except (StopIteration, SystemExit) as end:
         raise DataError(
-            f"sample {index} of {_name(dataset)}: its __getitem__ ended with {type(end).__name__}; expected a sample, "
-            "or an error that says what is wrong. Look for next() or sys.exit() there."
+            f"sample {index} of {_name(dataset)}: its __getitem__ ended with {type(end).__name__}{_last_line(end)}; "
+            "expected a sample, or an error that says what is wrong. Take next() or sys.exit() out there."
         ) from end
     except HezarTrainError:
         raise
@@ -70,7 +78,7 @@ def collated(collate: Callable[[list[Any]], Any], samples: Any, dataset: Any, in
         own = getattr(collate, "__name__", type(collate).__name__)
         error.add_note(
             f"This was raised while {own} made a batch of the samples {_listed(indices)} (in this order) of "
-            f"{_name(dataset)}."
+            f"{_name(dataset)}.{_named_row(error, indices)}"
         )
         raise
 
@@ -78,21 +86,59 @@ def collated(collate: Callable[[list[Any]], Any], samples: Any, dataset: Any, in
 def form_of(value: Any) -> str:
     """Say in an error what kind and shape of thing a value is."""
     if isinstance(value, torch.Tensor | np.ndarray):
-        shape = "x".join(map(str, value.shape)) or "a single number"
-        return f"{str(value.dtype).removeprefix('torch.')} of shape {shape}" if value.shape else f"{shape}"
+        shape = "x".join(map(str, value.shape))
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {shape}" if value.shape else "a single number"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {form_of(each)}" for key, each in list(value.items())[:MOST_NAMED]) + "}"
     if isinstance(value, list | tuple):
-        if value and all(isinstance(each, str) for each in value):
+        if not value:
+            return f"an empty {type(value).__name__}"
+        if all(isinstance(each, str) for each in value):
             return f"{len(value)} texts"
-        return f"{type(value).__name__} of {len(value)} ({'; '.join(form_of(each) for each in value[:4])})"
-    return "a text" if isinstance(value, str) else "None" if value is None else f"a {type(value).__name__}"
+        more = "; ..." if len(value) > 4 else ""
+        return f"a {type(value).__name__} of {len(value)} ({'; '.join(form_of(each) for each in value[:4])}{more})"
+    return "a text" if isinstance(value, str) else "None" if value is None else a_kind(value)
 
 
-def note_samples(error: Exception, window: Window, number: int) -> None:
+def note_samples(error: Exception, window: Window, number: int, data: str) -> None:
     """Note of which samples the batch of so high a number in its window was made, where their numbers are known."""
     if number < len(window.indices):
-        error.add_note(f"The batch held the samples {_listed(window.indices[number])}.")
+        indices = window.indices[number]
+        error.add_note(
+            f"The batch held the samples {_listed(indices)} (in this order) of the {data}.{_named_row(error, indices)}"
+        )
+
+
+def unfit_values(window: Window) -> str:
+    """Say which values of a window's batches no loss can be computed of: not finite, or nothing but ignored labels."""
+    for number, batch in enumerate(window.batches):
+        indices = window.indices[number] if number < len(window.indices) else ()
+        is_named = isinstance(batch, Mapping)
+        parts = batch.items() if is_named else enumerate(batch) if isinstance(batch, list | tuple) else [(0, batch)]
+        for name, part in parts:
+            what = f"key {name!r}" if is_named else f"entry {name}"
+            if isinstance(part, torch.Tensor) and part.is_floating_point() and not part.isfinite().all():
+                first = (~part.isfinite()).nonzero()[0]
+                value, row = part[tuple(first)].item(), int(first[0]) if len(first) else 0
+                whose = f" of sample {int(indices[row])}" if len(indices) == len(part) else ""
+                return f"The data itself holds {value} ({what}{whose}): correct it there"
+            if isinstance(part, torch.Tensor) and part.dtype == torch.int64 and (part == IGNORED_LABEL).all():
+                return (
+                    f"All of {what} is {IGNORED_LABEL}, which leaves a label out: give some sample of a batch a label"
+                )
+    return ""
+
+
+def _named_row(error: Exception, indices: SampleIndices) -> str:
+    """Name the sample that an error is about, where it tells the row and there is one for each sample."""
+    row, num_rows = getattr(error, "place", None) or (0, 0)
+    return f" It is about sample {int(indices[row])}." if num_rows and num_rows == len(indices) else ""
+
+
+def _last_line(end: BaseException) -> str:
+    """Say in which line of the user's own code something ended."""
+    frames = [frame for frame in traceback.extract_tb(end.__traceback__) if is_own_code(frame.filename)]
+    return f" ({shown_path(frames[-1].filename)}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
 @dataclass(frozen=True)
@@ -107,8 +153,9 @@ class WorkerFailure:
     def of(cls, error: BaseException) -> WorkerFailure:
         """Take down an error with the lines of the user's own code that led to it."""
         worker = get_worker_info()
-        place = "" if worker is None else f"In worker {worker.id} of {worker.num_workers}:\n"
-        notes = (place + "".join(_own_lines(error)), *getattr(error, "__notes__", ()))
+        lines = "".join(_own_lines(error))
+        place = "" if worker is None else f"In worker {worker.id} of {worker.num_workers}{':' if lines else '.'}\n"
+        notes = (place + lines, *getattr(error, "__notes__", ()))
         return cls(_recipe_of(error), f"{type(error).__name__}: {error}", notes)
 
     def raise_again(self) -> NoReturn:
@@ -151,14 +198,9 @@ def _recipe_of(error: BaseException) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def _own_lines(error: BaseException) -> list[str]:
-    """Return the frames of the user's code and of libraries that it called, without this package's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return traceback.format_list([frame for frame in frames if not _is_ours(frame.filename)])
-
-
-def _is_ours(filename: str) -> bool:
-    path = Path(filename)
-    return path.is_relative_to(PACKAGE) and not path.is_relative_to(PACKAGE / "_recipes")
+    """Return the frames of the user's own code; where there are none, those of libraries without this package's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_ours(frame.filename)]
+    return traceback.format_list([frame for frame in frames if is_own_code(frame.filename)] or frames)
 
 
 def _name(dataset: Any) -> str:

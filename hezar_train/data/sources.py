@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from hezar_train.data.failures import form_of
 from hezar_train.data.loader import Collator, MapSource, identity
 from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSource, has_equal_shards
 from hezar_train.data.windows import Order, Source
-from hezar_train.errors import DataError
+from hezar_train.errors import DataError, a_kind
 
 __all__ = ["collator_for", "is_stream", "open_source"]
 
@@ -41,13 +42,27 @@ def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
         return _from_stream(data, collate, order)
     if isinstance(data, Mapping) and 0 not in data:
         names = ", ".join(repr(key) for key in list(data)[:5])
-        raise DataError(f"a {type(data).__name__} with the keys {names} was given; expected one of them")
-    if isinstance(data, str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise DataError(
-            f"a dataset of type {type(data).__name__} was given; expected something with __len__ and __getitem__, an "
-            "iterable dataset, or a DataLoader"
+            f"the data is a {type(data).__name__} with the keys {names}; expected one dataset. Pass one of its values, "
+            "or name the splits 'train', 'val' and 'test'."
+        )
+    if isinstance(data, str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        given = repr(data) if isinstance(data, str) else f"{a_kind(data)}{_lacks(data)}"
+        raise DataError(
+            f"the data is {given}; expected a dataset with __len__ and __getitem__, an iterable dataset, or a "
+            f"DataLoader. {'Give it one' if _lacks(data) else 'Load what it names or holds first, and pass that'}."
+        )
+    if hasattr(data, "iloc"):  # a DataFrame or Series of pandas
+        raise DataError(
+            f"the data is {a_kind(data)}, of which [0] is a column and no sample. Pass its rows: "
+            "frame.to_dict('records'), or datasets.Dataset.from_pandas(frame)."
         )
     return MapSource(data, collator_for(data, collate), order)
+
+
+def _lacks(data: Any) -> str:
+    lacking = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
+    return f", which has no {' and no '.join(lacking)}" if len(lacking) == 1 else ""
 
 
 def is_stream(data: Any) -> bool:
@@ -65,7 +80,23 @@ def collator_for(data: Any, collate: Collator | None) -> Collator:
             f"the data_collator is {form_of(chosen)}; expected a function, or an object that can be called, that makes "
             "a batch of a list of samples. Pass one, or none for the usual."
         )
+    _refuse_uncallable(chosen)
     return chosen
+
+
+def _refuse_uncallable(collate: Collator) -> None:
+    """Raise for a class that should have been made an object, and for a function that takes no list of samples."""
+    name = getattr(collate, "__name__", type(collate).__name__)
+    if isinstance(collate, type) and any("__call__" in vars(one) for one in collate.__mro__):
+        raise DataError(f"the data_collator is the class {name}; expected an object of it. Make one: {name}(...)")
+    try:
+        inspect.signature(collate).bind([])
+    except TypeError as error:
+        raise DataError(
+            f"the data_collator {name} cannot be called with one list of samples ({error}). Give it that one argument."
+        ) from error
+    except ValueError:  # one in C that does not tell
+        pass
 
 
 def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:

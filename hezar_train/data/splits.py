@@ -6,6 +6,7 @@ of the splits and what a value may be. It does not open anything: `loader.open_s
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hezar_train.data.sources import is_stream
-from hezar_train.errors import DataError, choices, suggestion
+from hezar_train.errors import DataError, a_kind, choices, shown_path, suggestion
 
 __all__ = [
     "SPLITS",
@@ -99,7 +100,7 @@ def is_splits(data: Any) -> bool:
 def parse_splits(data: Any) -> dict[str, Any]:
     """Return `{split}_data`, `{split}_loader` and `num_{split}_data` of every split; other keys are passed over."""
     if not isinstance(data, Mapping):
-        raise DataFormError(f"data is a {type(data).__name__}; expected a dict of splits: {choices(SPLITS)}")
+        raise DataFormError(f"data is {a_kind(data)}; expected a dict of splits: {choices(SPLITS)}")
     given = {_SPELLINGS.get(name, name): value for name, value in data.items()}
     parsed: dict[str, Any] = {}
     for split in SPLITS:
@@ -121,8 +122,8 @@ def _dataset_or_loader(split: str, value: Any) -> tuple[Any, DataLoader[Any] | N
     if is_indexed or is_stream(value):
         return value, None, _length(value)
     raise DataFormError(
-        f"the split {split!r} is a {type(value).__name__}; expected a dataset, a DataLoader, or arrays as "
-        "{'x': ..., 'y': ...}"
+        f"the split {split!r} is {a_kind(value)}; expected a dataset, a DataLoader, or arrays as "
+        "{'x': ..., 'y': ...}. Load it first, and pass what was loaded."
     )
 
 
@@ -133,9 +134,28 @@ def _length(data: Any) -> int | None:
     try:
         return len(data) if hasattr(data, "__len__") else None
     except Exception as error:
-        words = "its __len__ must return a whole number, 0 or more"
-        error.add_note(f"This was raised while the length of {type(data).__name__} was asked for: {words}.")
+        own = type(data).__len__
+        if isinstance(error, TypeError | ValueError) and not _was_raised_in(own, error):
+            raise DataError(
+                f"the length of {type(data).__name__} cannot be used ({error}). Expected a whole number, 0 or more: "
+                f"correct what its __len__ returns{_place_of(own)}."
+            ) from error
+        error.add_note(
+            f"This was raised while the length of {type(data).__name__} was asked for; expected a whole "
+            "number, 0 or more."
+        )
         raise
+
+
+def _was_raised_in(function: Any, error: BaseException) -> bool:
+    """Tell whether an error came from inside of a function, not from what was made of its result."""
+    code = getattr(function, "__code__", None)
+    return code is not None and any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _place_of(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({shown_path(code.co_filename)}, line {code.co_firstlineno})"
 
 
 class ArrayDataset(Dataset[Any]):
@@ -144,7 +164,9 @@ class ArrayDataset(Dataset[Any]):
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = _as_tensor(x), _as_tensor(y)
         if len(self.x) != len(self.y):
-            raise DataError(f"'x' has {len(self.x)} samples and 'y' has {len(self.y)}; expected as many")
+            raise DataError(
+                f"'x' has {len(self.x)} samples and 'y' has {len(self.y)}; expected as many of both. Give each x its y."
+            )
 
     def __len__(self) -> int:
         return len(self.y)

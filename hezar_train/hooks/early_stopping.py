@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from hezar_train.config import TrainerConfig
 from hezar_train.config.fields import STOPPING_MODES, Goal
-from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.errors import ConfigError, DataError, choices, nearest, suggestion
 
 __all__ = [
     "EarlyStopper",
@@ -172,6 +172,13 @@ class EarlyStopper:
         return self.early_stopped
 
 
+def _meant(given: str, known: Sequence[str]) -> str:
+    """Suggest a result by the last part of its name: what all of them begin with makes any two alike."""
+    ends = {name.rpartition(".")[2]: name for name in known}
+    near = nearest(given.rpartition(".")[2], ends)
+    return "" if near is None else f" Did you mean {ends[near]!r}?"
+
+
 def metric_key_of(field: str, given: str, set_names: Sequence[str], output_keys: Sequence[str] | None) -> str:
     """Return a metric's full name, checked against the results that a run will have.
 
@@ -190,9 +197,12 @@ def metric_key_of(field: str, given: str, set_names: Sequence[str], output_keys:
         *(".".join(filter(None, ("evaluation", name, one))) for name in set_names for one in outputs),
     ]
     if key not in known:
-        raise ConfigError(
-            f"{field}={given!r} is not a result of this run. There will be: {choices(known)}.{suggestion(key, known)}"
+        remedy = _meant(given, known) or (
+            " Name one of these, or have it computed: set task and metrics."
+            if set_names
+            else " Other results need evaluation data: pass eval_dataset."
         )
+        raise ConfigError(f"{field}={given!r} is not a result of this run. There will be: {choices(known)}.{remedy}")
     return key
 
 

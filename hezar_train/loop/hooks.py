@@ -10,13 +10,15 @@ its checkpoints would not know where it was.
 
 from __future__ import annotations
 
+import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, overload
 
-from hezar_train.errors import HookError, choices, suggestion
+from hezar_train.errors import HookError, HookTypeError, a_kind, choices, is_ours, suggestion
 from hezar_train.loop.context import Context
 from hezar_train.types import Mode
 
@@ -31,9 +33,11 @@ __all__ = [
     "HookList",
     "HookSet",
     "Moment",
+    "as_hooks",
     "insert_hook",
     "moment_named",
     "name_of",
+    "refuse_uncalled",
     "replace_hook",
     "reset_hook",
 ]
@@ -85,6 +89,15 @@ PLAIN_METHODS = {
 }
 
 
+LIKE_MOMENTS = {
+    "on_train_begin": "on_fit_start", "on_train_start": "on_fit_start", "on_train_end": "on_fit_end",
+    "on_step_begin": "on_batch_start", "on_train_batch_start": "on_batch_start", "on_step_end": "on_batch_end",
+    "on_train_batch_end": "on_batch_end", "on_epoch_begin": "on_epoch_start", "on_train_epoch_start": "on_epoch_start",
+    "on_train_epoch_end": "on_epoch_end", "on_optimizer_step": "on_update", "on_after_backward": "on_gradients",
+}  # fmt: skip
+"""Other trainers' moments, each with ours."""
+
+
 class Hook:
     """Something that watches a run: override any of the methods below, or those named like a moment (`on_update(ctx)`).
 
@@ -130,6 +143,45 @@ class Hook:
         for moment in Moment:
             if hasattr(self, moment.value):
                 yield moment, getattr(self, moment.value)
+
+
+def refuse_uncalled(hook: Hook) -> None:
+    """Raise for a method that looks like one of a moment and would never be called, or not as it is written."""
+    own = [name for kind in type(hook).__mro__ if not is_ours(_file_of(kind)) for name in vars(kind)]
+    known = {str(moment) for moment in Moment} | PLAIN_METHODS.keys()
+    for name in own:
+        if name in known and callable(method := getattr(hook, name)):
+            _refuse_other_arguments(type(hook).__name__, name, method)
+        elif callable(getattr(hook, name)) and (name.startswith("on_") or f"on_{name}" in known):
+            near = suggestion(LIKE_MOMENTS.get(name, name), known)
+            raise HookError(
+                f"{type(hook).__name__}.{name}() would never be called: {name!r} is not a moment.{near} There are: "
+                f"{choices(known)}. Rename it; a method of your own begins with an underscore."
+            )
+
+
+def _file_of(kind: type) -> str:
+    return str(getattr(sys.modules.get(kind.__module__), "__file__", ""))
+
+
+def _refuse_other_arguments(owner: str, name: str, method: Callable[..., object]) -> None:
+    expected = "no argument" if name in PLAIN_METHODS else "the context"
+    try:
+        inspect.signature(method).bind(*([] if name in PLAIN_METHODS else [None]))
+    except TypeError as error:
+        shown = "self" if name in PLAIN_METHODS else "self, ctx"
+        raise HookError(
+            f"{owner}.{name}() cannot be called with {expected} alone ({error}). Write it so: def {name}({shown})"
+        ) from error
+    except ValueError:  # one in C that does not tell
+        return
+
+
+def as_hooks(source: str, given: Any) -> list[Any]:
+    """Return hooks as a list; refuse one alone, and None."""
+    if given is None or isinstance(given, Hook | type) or not isinstance(given, Iterable):
+        raise HookTypeError(f"{source} {a_kind(given)}; expected a list of Hook objects, [] for none.")
+    return list(given)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hezar_train.data import Source, Window
+from hezar_train.data import Source, Window, unfit_values
 from hezar_train.errors import DataError, HookError, NonFiniteError, choices
 from hezar_train.events import EventWriter
 from hezar_train.loop.context import Context, CtxVar, Lifecycle
@@ -414,7 +414,10 @@ class Fit:
         if not went_on and self.ends:  # asked to stop before the first step: what is left of the epoch stays
             return
         if not went_on and not self.saw_data and state.position == 0:
-            raise DataError(f"the training data gave no sample in epoch {state.epoch}: it is empty")
+            raise DataError(
+                f"the training data gave no sample in epoch {state.epoch}; expected at least one in each. Look at what "
+                "its __iter__ yields, and whether it begins anew when it is called again."
+            )
         # no step: resumed exactly where a stream ended, or hooks that do not count
         if not went_on or state.epoch_step >= self.batches_in_epoch:
             state.epoch_finished = True
@@ -476,6 +479,9 @@ class EpochBatches:
             refuse_non_finite(step.loss_value, 0.0, self._fit.state, step.window, how=DONE_BY_USER)
 
 
+LOOK_AT_THEM = "Look at them, lower learning_rate, or set max_grad_norm"
+
+
 def refuse_non_finite(
     loss: float, grad_norm: float, state: TrainerState, window: Window, *, whose: str = "", how: str = NOT_APPLIED
 ) -> None:
@@ -488,8 +494,7 @@ def refuse_non_finite(
     more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
     raise NonFiniteError(
         f"{what}{whose} in the update at step {state.global_step + 1} (epoch {state.epoch}); {how}. Samples of the "
-        f"window: {named}{more}. Look at them, lower learning_rate, or set max_grad_norm; what was saved so far is "
-        "intact.",
+        f"window: {named}{more}. {unfit_values(window) or LOOK_AT_THEM}; what was saved so far is intact.",
         step=state.global_step + 1,
         samples=samples,
     )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.errors import ConfigError, DataError, MissingDependencyError, a_kind
 from hezar_train.metrics.metric import IGNORED_LABEL, Inputs, Metric, check_outputs
 
 __all__ = [
@@ -69,6 +69,11 @@ class AdaptedMetric(Metric):
 
     def _outputs(self, value: Any) -> dict[str, float]:
         outputs = _flat(self.name, value)
+        if not outputs:
+            raise DataError(
+                f"metric {self.name!r} returned {a_kind(value)} without any number; expected a number, or a mapping of "
+                "numbers by name. Is a return missing?"
+            )
         check_outputs(self.name, self._chosen_keys or (), outputs)
         self._computed_keys = list(outputs)
         return {key: outputs[key] for key in self.output_keys}

@@ -8,6 +8,7 @@ reading. A decision that is asked for twice in a batch (the largest logit, a dec
 
 from __future__ import annotations
 
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from torch.nn.functional import pad
 
 from hezar_train.config import MetricConfig, metric_config_of
-from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.errors import ConfigError, DataError, a_kind, choices, suggestion
 from hezar_train.metrics.adapters import CollectedMetric
 from hezar_train.metrics.classification import share_counts
 from hezar_train.metrics.likelihood import LossIntervals, num_counted, of_classes, of_labels, of_tokens
@@ -222,9 +223,14 @@ class MetricsHandler:
         name = spec.name if isinstance(spec, MetricConfig) else spec
         if isinstance(name, str) and not self._computes(name):
             known = choices(self.valid_metrics) or "none, only the loss"
+            remedy = suggestion(str(name), self.valid_metrics)
+            if not self.valid_metrics:
+                remedy = (
+                    " Set task, such as task='text_classification', whose metrics they are; or pass metrics_handler=."
+                )
             raise ConfigError(
-                f"metrics has {str(name)!r}, which {type(self).__name__} does not compute. It computes: {known}."
-                f"{suggestion(str(name), self.valid_metrics)}"
+                f"metrics has {str(name)!r}, which {type(self).__name__} does not compute. It computes: "
+                f"{known}.{remedy}"
             )
         return build_metric(spec, self.options())
 
@@ -611,12 +617,27 @@ def settle_handler(given: Any, task: str | None, metrics: Sequence[Any] | None) 
         warnings.warn(f"metrics ({listed}) has no effect beside a metrics_handler, which has its own", stacklevel=2)
     if isinstance(given, MetricsHandler) and not hasattr(given, "compute_metrics"):
         return given
-    if callable(getattr(given, "compute_metrics", None)):
+    if callable(getattr(given, "compute_metrics", None)) and not isinstance(given, type):
+        _refuse_other_arguments(given)
         return WholeSetHandler(given, reads_text=task in TEXT_TASKS)
     raise ConfigError(
-        f"metrics_handler is a {type(given).__name__}; expected a MetricsHandler, or an object with "
-        "compute_metrics(predictions, labels)"
+        f"metrics_handler is {a_kind(given)}; expected a MetricsHandler, or an object with "
+        "compute_metrics(predictions, labels). Metrics by name go to the config: task=..., metrics=['accuracy']."
     )
+
+
+def _refuse_other_arguments(handler: Any) -> None:
+    """Raise before a whole epoch is trained, if what computes the metrics does not take what it will get."""
+    try:
+        inspect.signature(handler.compute_metrics).bind(None, None)
+    except TypeError as error:
+        name = f"{type(handler).__name__}.compute_metrics{inspect.signature(handler.compute_metrics)}"
+        raise ConfigError(
+            f"{name} cannot be called with two arguments, predictions and labels ({error}). Write it so: "
+            "def compute_metrics(self, predictions, labels)."
+        ) from error
+    except ValueError:  # one in C that does not tell
+        return
 
 
 def largest(logits: torch.Tensor) -> torch.Tensor:

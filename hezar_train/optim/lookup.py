@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.errors import ConfigError, a_kind, choices, suggestion
 
 __all__ = ["Keywords", "find_factory", "import_dotted", "is_dotted", "keywords_of"]
 
@@ -35,7 +35,10 @@ def import_dotted(path: str, *, setting: str) -> Any:
         ) from error
     if not hasattr(module, attribute):
         hint = suggestion(attribute, [name for name in vars(module) if not name.startswith("_")])
-        raise ConfigError(f"{setting}={path!r}: the module {module_name!r} has no {attribute!r}.{hint}")
+        raise ConfigError(
+            f"{setting}={path!r}: the module {module_name!r} has no {attribute!r}.{hint} Expected package.module.Name: "
+            "correct the path."
+        )
     return getattr(module, attribute)
 
 
@@ -61,7 +64,10 @@ def find_factory(
             f"'my_package.my_module.{example}'.{suggestion(name, known)}"
         )
     if not callable(found):
-        raise ConfigError(f"{setting}={name!r} is of type {type(found).__name__}. Expected {kind} class.")
+        raise ConfigError(
+            f"{setting}={name!r} is {a_kind(found)}, which cannot be called. Expected {kind}: its name, or the dotted "
+            "path of its class."
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -91,7 +97,8 @@ class Keywords:
                 yield f"{owner} does not take {keyword!r}. It takes: {choices(self.accepted)}.{hint}"
         missing = self.required - given.keys()
         if missing:
-            yield f"{owner} needs {choices(missing)}: add it to the keyword arguments."
+            field = f"{owner.partition('=')[0]}_kwargs"
+            yield f"{owner} needs {choices(missing)}: add it to the keyword arguments ({field})."
 
 
 def keywords_of(factory: Callable[..., Any], *, withheld: Collection[str] = ()) -> Keywords:

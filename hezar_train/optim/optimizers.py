@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Adafactor, Adagrad, Adam, Muon, Optimizer, Rprop, SparseAdam
 
-from hezar_train.errors import ConfigError, choices
+from hezar_train.errors import ConfigError, a_kind, choices
 from hezar_train.optim.lookup import Keywords, find_factory, keywords_of
 
 __all__ = [
@@ -41,6 +41,12 @@ _STEPS_WHOLE_ONLY = (Adafactor, Rprop, SparseAdam)
 # By name, since models bring layers of their own (LlamaRMSNorm, T5LayerNorm) that are no classes of torch.
 _NORMALISES = re.compile(r"Norm(\d?d)?$")
 _IS_BIAS = re.compile(r"(^|_)bias(_|$)")
+
+
+AN_OPTIMIZER = (
+    "Expected an optimizer: a name of torch.optim such as 'AdamW', or the dotted path of a class of Optimizer, or of a "
+    "function (parameters, lr=...) that returns one."
+)
 
 
 def optimizer_names() -> list[str]:
@@ -85,6 +91,8 @@ def _find(name: str) -> Callable[..., Any]:
             f"optimizer={name!r} cannot be used: LBFGS evaluates the loss again through a closure in every step, which "
             f"gradient accumulation has not. Use 'adamw' or another of: {choices(known)}."
         )
+    if inspect.isclass(found) and not issubclass(found, Optimizer):
+        raise ConfigError(f"optimizer={name!r} is {a_kind(found)}. {AN_OPTIMIZER}")
     return found
 
 
@@ -95,6 +103,11 @@ def _trainable_groups(parameters: Iterable[torch.Tensor] | Iterable[dict[str, An
     groups = [{"params": plain}, *(entry for entry in given if isinstance(entry, dict))]
     kept = [{**group, "params": [p for p in _as_list(group["params"]) if p.requires_grad]} for group in groups]
     kept = [group for group in kept if group["params"]]
+    if not any(_as_list(group["params"]) for group in groups):
+        raise ConfigError(
+            "The model has no parameters, so there is nothing to train. Layers in a plain list or dict are not seen: "
+            "put them in a torch.nn.ModuleList or ModuleDict."
+        )
     if not kept:
         raise ConfigError(
             "The model has no parameter that requires a gradient, so there is nothing to train. "
@@ -160,7 +173,7 @@ def _rates(factory: Callable[..., Any], owner: str, *, learning_rate: float, wei
     """Return the rate and the decay as keywords, where they can be taken."""
     everything = keywords_of(factory)
     if not everything.takes("lr"):
-        raise ConfigError(f"{owner} takes no 'lr', so learning_rate={learning_rate!r} cannot reach it. Give it one.")
+        raise ConfigError(f"{owner} takes no 'lr', so learning_rate={learning_rate!r} cannot reach it. {AN_OPTIMIZER}")
     if everything.takes("weight_decay"):
         return {"lr": learning_rate, "weight_decay": weight_decay}
     if weight_decay != 0:
@@ -198,7 +211,7 @@ def _call(
     try:
         built = factory(groups, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        advice = ""
+        advice = f" It was given: {choices(arguments)}. Correct learning_rate, weight_decay or optimizer_kwargs."
         if factory is Muon:
             advice = " Muon trains matrices only: pass an optimizer object that gives the other parameters to AdamW."
         raise ConfigError(f"{owner} cannot be built: {str(error).rstrip('.')}.{advice}") from error

@@ -32,7 +32,7 @@ from torch.optim import Optimizer, RMSprop
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from hezar_train.config.names import scheduler_name
-from hezar_train.errors import CheckpointError, ConfigError, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, a_kind, choices, suggestion
 from hezar_train.optim.curves import CURVES, MOMENTUM, BoundCurve, Falls, Pace, bind_curve
 from hezar_train.optim.schedulers import CurveLR, set_rate
 
@@ -215,7 +215,8 @@ def _check(scheduler: Any, optimizer: Optimizer | None) -> None:
         return
     if not isinstance(scheduler, LRScheduler):
         raise ConfigError(
-            f"lr_scheduler is a {type(scheduler).__name__}. Expected a torch.optim.lr_scheduler.LRScheduler."
+            f"lr_scheduler is {a_kind(scheduler)}. Expected an object of torch.optim.lr_scheduler.LRScheduler, built "
+            "over the optimizer that is passed, too; a name goes to the config: lr_scheduler='warmup_cosine'."
         )
     if optimizer is not None and scheduler.optimizer is not optimizer:
         raise ConfigError(

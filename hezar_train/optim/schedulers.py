@@ -55,7 +55,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from hezar_train.config.names import scheduler_name
-from hezar_train.errors import ConfigError, choices
+from hezar_train.errors import ConfigError, a_kind, choices
 from hezar_train.optim.curves import CURVES, RATE, BoundCurve, Falls, Pace, bind_curve
 from hezar_train.optim.lookup import Keywords, find_factory, import_dotted, is_dotted, keywords_of
 
@@ -266,14 +266,20 @@ def _is_bad_part(name: str) -> bool:
     return inspect.isclass(factory) and issubclass(factory, alone)
 
 
+A_SCHEDULE = (
+    "Expected a schedule's name such as 'warmup_cosine', or the dotted path of a class of "
+    "torch.optim.lr_scheduler.LRScheduler, with arguments that it takes in lr_scheduler_kwargs."
+)
+
+
 def _call(build: Callable[[], Any], owner: str) -> LRScheduler:
     """Build it, and turn its refusal of a value into a config error."""
     try:
         built = build()
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise ConfigError(f"{owner} cannot be built: {error}") from error
+        raise ConfigError(f"{owner} cannot be built: {error}. {A_SCHEDULE}") from error
     if not isinstance(built, LRScheduler):
-        raise ConfigError(f"{owner} built a {type(built).__name__}. Expected a torch.optim.lr_scheduler.LRScheduler.")
+        raise ConfigError(f"{owner} built {a_kind(built)}. {A_SCHEDULE}")
     return built
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from hezar_train.config import TrainerConfig, read_mapping, write_mapping
 from hezar_train.config.named_code import named_code, texts_in
-from hezar_train.errors import CheckpointError, ConfigError, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, a_kind, choices, suggestion
 from hezar_train.events import FINISHED, end_of, read_starts
 from hezar_train.recipes.recipe import (
     CONFIG_NAME,
@@ -297,7 +297,10 @@ def build_recipe(loaded: LoadedRecipe) -> tuple[Recipe, ModuleType]:
     module = import_recipe(loaded.source)
     built = module.build(**loaded.options)
     if not isinstance(built, Recipe):
-        raise ConfigError(f"{loaded.source}: build() returned a {type(built).__name__}; expected a hezar_train.Recipe")
+        raise ConfigError(
+            f"{loaded.source}: build() returned {a_kind(built)}; expected a hezar_train.Recipe. End it with: return "
+            "Recipe(model=..., train_dataset=...)"
+        )
     return built, module
 
 

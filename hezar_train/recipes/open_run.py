@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from hezar_train.checkpoint.manifest import read_best_step
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import CheckpointError, ConfigError, DataError, HezarTrainError, choices, suggestion
+from hezar_train.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HezarTrainError,
+    choices,
+    suggestion,
+    why_unreadable,
+)
 from hezar_train.recipes.build import build_recipe, refuse_changed_recipe
 from hezar_train.recipes.recipe import RECIPE_NAME, LoadedRecipe
 from hezar_train.run_layout import RunLayout
@@ -84,10 +92,10 @@ class OpenRun:
         except WRONG_INPUT as error:
             if isinstance(error, HezarTrainError):
                 raise
-            noted = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+            noted = "".join(f" {note.partition(' If that')[0]}" for note in getattr(error, "__notes__", ()))
             raise DataError(
                 f"the model cannot predict for what was given: {type(error).__name__}: {error}. Expected inputs of the "
-                f"form that it was trained on.{noted}"
+                f"form that it was trained on.{noted} Correct the inputs, or what the recipe's read() makes of them."
             ) from error
         return [self._named(value) for value in found]
 
@@ -187,14 +195,17 @@ class Inputs:
             return self._read(given)
         except WRONG_INPUT as error:
             reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-            raise DataError(f"{str(given)!r} cannot be made a sample: {reason}") from error
+            raise DataError(
+                f"input {index + 1} of {len(self)}, {str(given)!r}, cannot be made a sample: {reason}. Expected what "
+                "the recipe's read(), or its preprocessor, takes: correct the input, or that code."
+            ) from error
 
 
 def gather_inputs(files: Sequence[str]) -> list[Any]:
     """Return the inputs in files: the lines of `.txt` and `.jsonl`, the files of a folder, else each file itself."""
     found = [given for file in files for given in _inputs_in(file)]
     if not found:
-        raise DataError(f"there is nothing to predict for: {'; '.join(map(_lack_of, files))}")
+        raise DataError(f"there is nothing to predict for: {'; '.join(map(_lack_of, files))}. Give an input a line.")
     return found
 
 
@@ -245,7 +256,7 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+        raise DataError(f"{path}: cannot be read: {why_unreadable(error)}") from error
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
@@ -254,7 +265,10 @@ def _json_lines(path: Path) -> Iterator[Any]:
             try:
                 yield _plain_input(json.loads(line), path.parent)
             except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number} is not JSON: {error.msg}") from error
+                raise DataError(
+                    f"{path}, line {number} is not JSON: {error.msg}. Expected one JSON value a line; texts as they "
+                    "are go into a .txt file."
+                ) from error
             except RecursionError as error:
                 raise DataError(f"{path}, line {number} is nested too deeply; expected a plain JSON value.") from error
 

@@ -27,7 +27,8 @@ from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.checks import wrong_type
 from hezar_train.config.credentials import secret_problems
 from hezar_train.config.files import parse_yaml
-from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.config.names import tells_unknown_arguments
+from hezar_train.errors import ConfigError, a_kind, choices, suggestion, why_unreadable
 from hezar_train.run_layout import CONFIG_FILE, LOCK_FILE
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ OWN_RECIPES = Path("recipes")
 
 SECTIONS = ("recipe", "trainer")
 OPTION_PREFIX = "recipe."
+MOST_SHOWN = 80
+A_TRAINER_CLASS = "a subclass of hezar_train.Trainer, or a function that makes one. Leave it out for the plain Trainer."
 
 PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list,)
@@ -84,6 +87,7 @@ LARGE_BYTES = 100_000_000
 MARKS_OF_A_RUN = (CONFIG_FILE, LOCK_FILE)  # the second is there before anything else is
 
 
+@tells_unknown_arguments
 @dataclass
 class Recipe:
     """What a recipe's `build` returns: all that a trainer needs besides its config."""
@@ -108,15 +112,19 @@ class Recipe:
                 "what trains them: Recipe(..., trainer_class=...), a subclass of MultiModelTrainer."
             )
         make: Callable[..., Trainer] = self.trainer_class or Trainer
-        if not callable(make):
-            raise ConfigError(f"trainer_class is a {type(make).__name__}; expected a class made of hezar_train.Trainer")
+        _refuse_other_class(make, Trainer)
         trainer = make(
             config, self.model, self.train_dataset, self.eval_dataset, data_collator=self.data_collator,
             preprocessor=self.preprocessor, metrics_handler=self.metrics_handler,
         )  # fmt: skip
         if not isinstance(trainer, Trainer):
-            raise ConfigError(f"trainer_class made a {type(trainer).__name__}; expected a hezar_train.Trainer")
+            raise ConfigError(f"trainer_class made {a_kind(trainer)}; expected {A_TRAINER_CLASS}")
         return trainer
+
+
+def _refuse_other_class(make: Any, expected: type) -> None:
+    if not callable(make) or (isinstance(make, type) and not issubclass(make, expected)):
+        raise ConfigError(f"trainer_class is {a_kind(make)}; expected {A_TRAINER_CLASS}")
 
 
 @dataclass(frozen=True)
@@ -200,7 +208,14 @@ def checked(
     try:
         config = TrainerConfig.from_dict(fields)
     except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
+        source = folder / RECIPE_NAME
+        known = {f"{name!r} is not a field": name for name in (options_of(source) if source.exists() else ())}
+        told = [
+            f"{name!r} is not a field. It is an option of the recipe: {OPTION_PREFIX}{name}=VALUE"
+            if (name := known.get(each.partition(".")[0])) else each
+            for each in error.problems
+        ]  # fmt: skip
+        raise ConfigError([*problems, *told]) from None
     if problems:
         raise ConfigError(problems)
     return LoadedRecipe(folder, config, options, config_name)
@@ -214,7 +229,11 @@ def _override(text: str) -> tuple[str, Any]:
     try:
         return key, parse_yaml(value, Path(key))
     except ConfigError as error:
-        raise ConfigError(f"the value of {text!r} cannot be read as YAML ({error}). Quote it: {key}='...'") from error
+        shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+        remedy = f"Quote it: {key}='...'"
+        if not value.isprintable():
+            remedy = "Take out the characters that cannot be printed."
+        raise ConfigError(f"the value of {shown!r} cannot be read as YAML ({error}). {remedy}") from error
 
 
 def recipe_names() -> list[str]:
@@ -339,15 +358,20 @@ def option_problems(source: Path, options: Mapping[str, Any]) -> Iterator[str]:
             )
     for name in known:
         if name not in options and name not in defaults:
-            yield f"recipe.{name} is missing: the recipe's build() has no default for it"
+            yield f"recipe.{name} is missing: the recipe's build() has no default for it. Give it: recipe.{name}=VALUE"
 
 
 def _build(source: Path) -> ast.arguments:
     """Read the arguments of `build` from the source."""
     try:
         tree = ast.parse(source.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{source}: cannot be read as Python: {error}") from error
+    except SyntaxError as error:
+        line = "" if error.text is None else f": {error.text.strip()}"
+        raise ConfigError(
+            f"{source}, line {error.lineno}: cannot be read as Python: {error.msg}{line}. Correct it there."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source}: cannot be read: {why_unreadable(error)}") from error
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "build":
             if node.args.posonlyargs:

@@ -27,10 +27,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import ConfigError, choices
+from hezar_train.errors import ConfigError, a_kind, choices
 from hezar_train.events import EventStorage
 from hezar_train.hooks import StopFlag
 from hezar_train.loop import Context, HookSet, Loop, Verbs
@@ -214,16 +215,30 @@ def refuse_missing(*, needs_data: bool, **needed: Any) -> None:
     if missing and (needs_data or missing != ["train_dataset"]):
         raise ConfigError(
             "Trainer needs config, model (passed, or made by an overridden build_model()) and train_dataset; missing: "
-            f"{choices(missing)}"
+            f"{choices(missing)}. Pass {' and '.join(f'{name}=...' for name in missing)}"
         )
     if not isinstance(needed["config"], TrainerConfig):
-        raise ConfigError(f"config is a {type(needed['config']).__name__}; expected a TrainerConfig")
+        raise ConfigError(
+            f"config is {a_kind(needed['config'])}; expected a TrainerConfig. Make one: "
+            "TrainerConfig(output_dir=..., ...), or TrainerConfig.load(file)."
+        )
 
 
 def as_module(model: Any) -> nn.Module:
     """Return the model if it is one."""
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        remedy = f" Make one: {model.__name__}(...)" if isinstance(model, type) else ""
+        raise ConfigError(f"model is {a_kind(model)}; expected a torch.nn.Module.{remedy}")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ConfigError(
+                f"the model's {name} has no shape yet, as its layer is lazy. Call the model once with a batch before "
+                "it is given to the trainer."
+            )
+        if parameter.is_meta:
+            raise ConfigError(
+                f"the model's {name} is on the device 'meta', where weights have no values. Build the model on 'cpu'."
+            )
     return model
 
 

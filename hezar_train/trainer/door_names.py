@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 from hezar_train.errors import ConfigError
 
-__all__ = ["CALLED_BY_DOOR", "NAMES_BY_DOOR", "door_of", "refuse_methods_of_doors"]
+__all__ = ["CALLED_BY_DOOR", "NAMES_BY_DOOR", "door_of", "refuse_methods_of_doors", "refuse_methods_of_others"]
 
 NAMES_BY_DOOR: dict[str, frozenset[str]] = {
     "hezar": frozenset({"checkpoints_dir", "logs_dir", "steps_in_epoch", "total_steps", "train_loss_tracker"}),
@@ -85,3 +89,45 @@ def refuse_methods_of_doors(kind: type) -> None:
                 f"{kind.__name__} has {', '.join(misplaced)}, which a Trainer never calls. It is {door}'s: "
                 f"from {module} import Trainer"
             )
+
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+METHODS_OF_OTHERS = {
+    "configure_optimizers": "build_optimizer", "create_optimizer": "build_optimizer",
+    "create_scheduler": "build_lr_scheduler", "get_train_dataloader": "create_train_dataloader",
+    "train_dataloader": "create_train_dataloader", "get_eval_dataloader": "create_eval_dataloader",
+    "val_dataloader": "create_eval_dataloader", "validation_step": "evaluation_step",
+    "prediction_step": "evaluation_step",
+}  # fmt: skip
+"""Methods that transformers or Lightning call, each with the one of ours for the same purpose."""
+
+
+def refuse_methods_of_others(kind: type) -> None:
+    """Raise if a user's subclass has a method that nothing calls, or overrides one with other arguments."""
+    ours = [base for base in kind.__mro__ if base.__module__.startswith(OURS)]
+    for base in kind.__mro__:
+        for name, found in () if base in ours else vars(base).items():
+            theirs = next((vars(one)[name] for one in ours if name in vars(one)), None)
+            if name in METHODS_OF_OTHERS and theirs is None:
+                raise ConfigError(
+                    f"{kind.__name__} has {name}(), which a Trainer never calls. Override {METHODS_OF_OTHERS[name]}() "
+                    "instead."
+                )
+            if inspect.isfunction(found) and inspect.isfunction(theirs) and not name.startswith("_"):
+                _refuse_other_arguments(kind, name, found, theirs)
+
+
+def _refuse_other_arguments(kind: type, name: str, found: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    needed = [p for p in inspect.signature(ours).parameters.values() if p.default is p.empty and p.kind in POSITIONAL]
+    try:
+        inspect.signature(found).bind(*needed)
+    except TypeError as error:
+        shown = ", ".join(p.name for p in needed)
+        raise ConfigError(
+            f"{kind.__name__}.{name}{inspect.signature(found)} cannot be called as a Trainer does ({error}). Write it "
+            f"so: def {name}({shown}{', **kwargs' if _takes_any(ours) else ''})"
+        ) from error
+
+
+def _takes_any(function: Callable[..., Any]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())

@@ -339,7 +339,7 @@ class EvaluationSteps:
         try:
             ctx.outputs = self._evaluation_step(ctx.batch)
         except Exception as error:
-            note_samples(error, ctx.step.window, ctx.step.batch_in_window)
+            note_samples(error, ctx.step.window, ctx.step.batch_in_window, "evaluation data")
             raise
 
     def measure(self, ctx: Context) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from hezar_train.data import form_of
-from hezar_train.errors import ConfigError, DataError
+from hezar_train.errors import ConfigError, DataError, a_kind, choices
 from hezar_train.metrics import IGNORED_LABEL
 
 __all__ = [
     "DIFFERENCE_LOSSES",
     "REFUSED_BY_LOSS",
+    "no_labels",
+    "no_logits",
     "no_loss_tensor",
     "no_tensor",
     "refused_loss",
@@ -25,7 +27,13 @@ __all__ = [
 
 REFUSED_BY_LOSS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError)
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+BINARY_LOSSES = (nn.BCEWithLogitsLoss, nn.BCELoss)
 DIFFERENCE_LOSSES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+LIKE_LABELS = {"target", "targets", "y", "class", "classes", "category", "label_ids", "labels_ids"}
+A_LOSS = (
+    "Expected a loss: a name of torch.nn such as 'CrossEntropyLoss', or the dotted path of a class, or of a function "
+    "of (logits, labels)."
+)
 WHERE = "Change the dataset or the data_collator, or choose another criterion."
 
 
@@ -34,14 +42,11 @@ def usable_criterion(setting: str, found: Any) -> Callable[..., torch.Tensor]:
     try:
         loss = found() if isinstance(found, type) else found
     except TypeError as error:
-        raise ConfigError(
-            f"{setting} cannot be made without arguments ({error}). Expected a loss: a class such as "
-            "torch.nn.CrossEntropyLoss, or a function of (logits, labels)."
-        ) from error
+        raise ConfigError(f"{setting} cannot be made without arguments ({error}). {A_LOSS}") from error
     if not callable(loss):
-        raise ConfigError(f"{setting} is of type {type(loss).__name__}. Expected a loss that can be called.")
+        raise ConfigError(f"{setting} is {a_kind(loss)}, which cannot be called. {A_LOSS}")
     if not _takes_two(loss):
-        raise ConfigError(f"{setting} cannot be called with (logits, labels). Expected a loss, which is.")
+        raise ConfigError(f"{setting} cannot be called with two arguments, (logits, labels). {A_LOSS}")
     return loss  # type: ignore[no-any-return]
 
 
@@ -59,14 +64,40 @@ def no_tensor(logits: Any, labels: Any) -> DataError:
     """Return the refusal of logits or labels that are no tensor."""
     if not isinstance(logits, torch.Tensor):
         return DataError(f"the model's logits are {form_of(logits)}; expected a tensor. Return one from forward().")
+    if isinstance(labels, list | tuple) and labels and isinstance(labels[0], str):
+        remedy = "Give each class a number (0, 1, ...) in the dataset."
+        return DataError(
+            f"the labels of a batch are {form_of(labels)} such as {labels[0]!r}; expected numbers, as a "
+            f"tensor. {remedy}"
+        )
     return DataError(
-        f"the labels of a batch are {form_of(labels)}{_example(labels)}; expected numbers, as a tensor. Give each "
-        "class a number (0, 1, ...) in the dataset, or make a tensor of them in the data_collator."
+        f"the labels of a batch are {form_of(labels)}; expected numbers, as one tensor. Return a number or a tensor as "
+        "a sample's label (a list of numbers in a tuple becomes a list of tensors), or make one in the data_collator."
     )
 
 
-def _example(labels: Any) -> str:
-    return f" such as {labels[0]!r}" if isinstance(labels, list | tuple) and labels else ""
+def no_labels(others: Mapping[str, Any]) -> DataError:
+    """Return the refusal of a batch in which no labels are found, only others by name or none."""
+    near = [key for key in others if str(key).lower() in LIKE_LABELS]
+    return DataError(
+        "criterion is set, but the batch has no labels"
+        + (f": it has {', '.join(f'{key} ({form_of(value)})' for key, value in others.items())}" if others else "")
+        + ". Put them under 'labels', or last in the tuple."
+        + (f" Rename {near[0]!r} to 'labels'." if near else "")
+    )
+
+
+def no_logits(outputs: Mapping[str, Any]) -> DataError:
+    """Return the refusal of outputs that a criterion cannot be computed of."""
+    if set(outputs) == {"loss"}:
+        return DataError(
+            "criterion is set, but the model returned no 'logits': it returned a loss (a single number counts as one). "
+            "Return the logits from forward(), one row a sample; or set criterion=None to train on that loss."
+        )
+    return DataError(
+        f"criterion is set, but the model returned no 'logits': it returned {choices(outputs) or 'an empty mapping'}. "
+        "Return them under 'logits', or set criterion=None and return a 'loss'."
+    )
 
 
 def unlike_shapes(criterion: object, logits: torch.Tensor, labels: torch.Tensor) -> DataError:
@@ -80,38 +111,88 @@ def unlike_shapes(criterion: object, logits: torch.Tensor, labels: torch.Tensor)
 def refused_loss(criterion: Any, logits: torch.Tensor, labels: torch.Tensor, error: Exception) -> DataError:
     """Return the refusal that says why a criterion could not compare logits with labels."""
     name = type(criterion).__name__ if isinstance(criterion, nn.Module) else getattr(criterion, "__name__", "criterion")
-    if isinstance(criterion, CLASS_LOSSES) and (reason := _about_classes(criterion, logits, labels)):
+    if isinstance(criterion, CLASS_LOSSES) and (reason := _about_classes(logits, labels)):
         return DataError(f"{name}: {reason}")
-    return DataError(
-        f"{name} cannot compare logits ({form_of(logits)}) with labels ({form_of(labels)}): {error}. {WHERE}"
-    )
+    if isinstance(criterion, CLASS_LOSSES) and (refusal := _no_such_class(criterion, logits, labels)):
+        return refusal
+    if isinstance(error, TypeError) and "required positional argument" in str(error):
+        needs = str(error).partition("required ")[2]
+        return DataError(
+            f"{name} needs more than logits and labels ({needs}), which a criterion does not get. Compute it in the "
+            "model's compute_loss(), or choose another criterion."
+        )
+    given = f"logits ({form_of(logits)}) with labels ({form_of(labels)})"
+    if isinstance(criterion, BINARY_LOSSES) and logits.shape == labels.shape and labels.dtype != logits.dtype:
+        return DataError(
+            f"{name} cannot compare {given}: expected labels of the logits' dtype. Convert: labels.float()."
+        )
+    return DataError(f"{name} cannot compare {given}: {str(error).rstrip('. ')}. {WHERE}")
 
 
-def _about_classes(criterion: nn.Module, logits: torch.Tensor, labels: torch.Tensor) -> str:
+def _about_classes(logits: torch.Tensor, labels: torch.Tensor) -> str:
+    """Say what is wrong with the shapes or the types; nothing if the values must be."""
     if logits.ndim < 2:
         return (
             "the model gives one number for each sample; expected one for each class. Give it as many outputs as there "
             "are classes, or set criterion='BCEWithLogitsLoss' for a yes or no (with float labels)."
         )
-    num_classes, given = logits.shape[-1], f"the labels are {form_of(labels)}"
-    if labels.ndim != logits.ndim - 1 or len(labels) != len(logits):
-        expected = f"one class for each of the {len(logits)} rows, as int64 of shape {len(logits)}"
-        return f"{given}, the logits {form_of(logits)}; expected {expected}. {WHERE}"
+    num_rows, given = len(logits), f"the labels are {form_of(labels)}"
+    if labels.ndim != logits.ndim - 1 or len(labels) != num_rows:
+        expected = f"one class for each of the {num_rows} rows, as int64 of shape {num_rows}"
+        return f"{given}, the logits {form_of(logits)}; {_about_shapes(logits, labels, expected)}"
+    if labels.is_floating_point() and labels.numel() and bool((labels != labels.round()).any()):
+        example = labels[labels != labels.round()][0].item()
+        return (
+            f"{given} such as {example:g}; expected whole numbers (int64), each the number of a class. For values "
+            "instead of classes, set criterion='MSELoss' and give the model as many outputs."
+        )
     if labels.dtype not in (torch.int64, torch.uint8):
-        return f"{given}; expected whole numbers (int64), each the number of a class. Convert them: labels.long()."
-    ignored = getattr(criterion, "ignore_index", IGNORED_LABEL)
-    wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignored)]
-    if not wrong.numel():
-        return ""
-    shown = ", ".join(map(str, sorted(set(wrong.tolist()))[:5]))
-    return f"the labels hold {shown}; expected 0 to {num_classes - 1}, as the model has {num_classes} classes" + (
+        return (
+            f"{given}; expected whole numbers (int64), each the number of a class. Convert them in the dataset or the "
+            "data_collator: labels.long()."
+        )
+    return ""
+
+
+def _about_shapes(logits: torch.Tensor, labels: torch.Tensor, expected: str) -> str:
+    """Say which of both has the wrong shape, and what to do."""
+    num_rows = len(logits)
+    if labels.ndim == 1 and len(labels) == num_rows:
+        return (
+            f"expected logits of shape {num_rows} x classes. Return them so from the model: one row a sample, without "
+            "further dimensions."
+        )
+    if labels.ndim == 1 and logits.ndim == 2:
+        return (
+            f"expected {expected}. The model gives {num_rows} rows for {len(labels)} labels: change forward(), or what "
+            "the data_collator returns."
+        )
+    if labels.ndim == 2 and labels.shape == (num_rows, 1):
+        return f"expected {expected}. Take off the last dimension: labels.squeeze(1)."
+    if labels.shape == logits.shape:
+        return f"expected {expected}. If they are one-hot: labels.argmax(1), or labels.float() for probabilities."
+    return f"expected {expected}. {WHERE}"
+
+
+def _no_such_class(criterion: nn.Module, logits: torch.Tensor, labels: torch.Tensor) -> DataError | None:
+    """Return the refusal of labels that are no class of the model; it tells the first such row."""
+    num_classes, ignored = logits.shape[-1], getattr(criterion, "ignore_index", IGNORED_LABEL)
+    is_wrong = ((labels < 0) | (labels >= num_classes)) & (labels != ignored)
+    if not is_wrong.any():
+        return None
+    shown = ", ".join(map(str, sorted(set(labels[is_wrong].tolist()))[:5]))
+    words = f"the labels hold {shown}; expected 0 to {num_classes - 1}, as the model has {num_classes} classes" + (
         ". Do they begin at 1? Subtract 1." if labels.min() > 0 and labels.max() == num_classes
         else f" ({ignored} leaves a label out). Correct them, or give the model as many classes."
     )  # fmt: skip
+    row = (int(is_wrong.nonzero()[0, 0]), len(labels)) if labels.ndim == 1 else None
+    return DataError(f"{type(criterion).__name__}: {words}", row)
 
 
 def no_loss_tensor(source: str, found: object) -> DataError:
     """Return the refusal of a loss that is no tensor."""
+    hint = " Is a return missing there?" if found is None else ""
     return DataError(
-        f"the loss is {form_of(found)}, from {source}; expected a single number, as a tensor computed by the model."
+        f"the loss is {form_of(found)}, from {source}; expected a single number, as a tensor computed by the model (no "
+        f".item(), no float()).{hint}"
     )

@@ -8,7 +8,6 @@ What a loss is the mean of, and so how much it counts in its window, is in `loss
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +18,14 @@ from torch import nn
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.data import form_of
-from hezar_train.errors import ConfigError, DataError, HezarTrainError, choices, suggestion
+from hezar_train.errors import ConfigError, DataError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.loop import Context
 from hezar_train.optim.lookup import import_dotted, is_dotted
 from hezar_train.trainer.loss_refusals import (
     DIFFERENCE_LOSSES,
     REFUSED_BY_LOSS,
+    no_labels,
+    no_logits,
     no_loss_tensor,
     no_tensor,
     refused_loss,
@@ -74,8 +75,8 @@ class ModelRunner:
             self._tell_of(batch, error)
             raise
         raise DataError(
-            f"a batch of type {type(batch).__name__} was given; expected a mapping of the model's arguments, a "
-            "tensor, or a tuple (inputs..., labels). Change what the data_collator returns."
+            f"the batch is {form_of(batch)}; expected a mapping of the model's arguments, a tensor, or a tuple "
+            "(inputs..., labels). Change what the dataset, the data_collator or prepare_input_batch() returns."
         )
 
     def _tell_of(self, batch: Any, error: Exception) -> None:
@@ -85,13 +86,15 @@ class ModelRunner:
         is_named = isinstance(batch, Mapping)
         if isinstance(error, TypeError) and not is_named and not _can_take(self._signature, num_inputs):
             raise DataError(
-                f"the batch is {form_of(batch)}, so that {name}.forward{self._signature} is called with {num_inputs} "
-                "inputs. Expected a tuple (inputs..., labels) or a mapping: change the dataset or the data_collator."
+                f"the batch is {form_of(batch)}, so that {name}.forward{self._signature} is called with "
+                f"{num_inputs} input{'s' * (num_inputs != 1)}, which it does not take. Expected (inputs..., labels), "
+                "of which the last is not given to forward(), or a mapping, of which forward() gets what it names: "
+                "change the dataset, the data_collator or forward()."
             ) from error
         if not isinstance(error, HezarTrainError):
             error.add_note(
                 f"This was raised while the model {name} was called with a batch that is {form_of(batch)}. If that is "
-                "not what it takes, change the dataset or the data_collator."
+                f"not what it takes, change the dataset or the data_collator.{_hint_of(error, batch)}"
             )
 
     def loss(self, outputs: Mapping[str, Any], labels: Any, others: Mapping[str, Any]) -> torch.Tensor:
@@ -100,9 +103,11 @@ class ModelRunner:
             known = {**others, **outputs, "labels": labels}
             names = self._own_loss_names
             given = {key: value for key, value in known.items() if names is None or key in names}
-            self._refuse_missing(given)
+            self._refuse_missing(given, known)
             found: torch.Tensor = self._own_loss(**given)
         elif self._criterion is not None:
+            if labels is None:
+                raise no_labels(others)
             logits, labels = _fitted(_logits(outputs), labels, self._criterion)
             try:
                 found = self._criterion(logits, labels)
@@ -120,12 +125,13 @@ class ModelRunner:
             raise no_loss_tensor(self._source_of_loss(), found)
         return found if found.ndim == 0 else found.mean()
 
-    def _refuse_missing(self, given: Mapping[str, Any]) -> None:
+    def _refuse_missing(self, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         """Raise if the model's own loss needs what neither the batch nor the outputs have."""
         if missing := self._own_loss_needs - given.keys():
             raise DataError(
                 f"the model's compute_loss() needs {choices(missing)}, which neither the batch nor the outputs have. "
-                f"There are: {choices(given)}. Return it from forward(), add it to the samples, or give it a default."
+                f"There are: {choices(known)}. Name the arguments so, return them from forward(), add them to the "
+                "samples, or give them a default."
             )
 
     def _source_of_loss(self) -> str:
@@ -151,8 +157,8 @@ class ModelRunner:
         missing = [name for name in needed if name not in accepted]
         if missing:
             raise DataError(
-                f"the model's forward() needs {choices(missing)}, but the batch has only: {choices(keys)}. Rename "
-                "the keys in the data_collator or override prepare_input_batch()."
+                f"the model's forward() needs {choices(missing)}, but the batch has only: {choices(keys)}. Give the "
+                "samples such keys in the dataset or the data_collator, or override prepare_input_batch()."
             )
         return None if len(accepted) == len(keys) else accepted
 
@@ -179,9 +185,11 @@ def as_outputs(outputs: Any) -> dict[str, Any]:
         return {"loss" if outputs.ndim == 0 else "logits": outputs}
     if isinstance(outputs, Mapping):
         return dict(outputs)
+    hint = " Is a return missing in forward()?" if outputs is None else ""
+    given = form_of(outputs) if isinstance(outputs, list | tuple) else a_kind(outputs)
     raise DataError(
-        f"the model returned a {type(outputs).__name__}; expected a tensor (the logits, or a 0-d loss) or a "
-        "mapping such as {'logits': ..., 'loss': ...}."
+        f"the model returned {given}; expected a tensor (the logits, or a "
+        f"0-d loss) or a mapping: return {{'logits': ..., 'loss': ...}}, or one of them.{hint}"
     )
 
 
@@ -191,12 +199,7 @@ def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
         return None
     if "." not in name:
         return getattr(nn, name)()  # type: ignore[no-any-return]
-    module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"criterion={name!r} cannot be imported: {error}") from error
-    return usable_criterion(f"criterion={name!r}", found)
+    return usable_criterion(f"criterion={name!r}", import_dotted(name, setting="criterion"))
 
 
 def _tell_of_loss(criterion: object, logits: torch.Tensor, labels: torch.Tensor, error: Exception) -> None:
@@ -211,6 +214,24 @@ def _is_torchs(criterion: object) -> bool:
     return str(module).partition(".")[0] in {"torch", "None", "builtins"}
 
 
+def _hint_of(error: Exception, batch: Any) -> str:
+    """Say what a well-known sentence of torch means."""
+    if isinstance(error, IndexError) and "index out of range in self" in str(error):
+        return (
+            " An index is as high as its nn.Embedding has rows, or negative: has the tokenizer more tokens than those?"
+        )
+    if "must have the same dtype" in str(error):
+        return " Bring inputs and weights to one dtype: inputs.float(), or model.float()."
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(error, TypeError) and isinstance(parts, list | tuple) and any(map(_is_untensored, parts)):
+        return " Make tensors of lists and numbers of texts (a tokenizer) in the dataset."
+    return ""
+
+
+def _is_untensored(part: Any) -> bool:
+    return isinstance(part, list | tuple) and bool(part) and isinstance(part[0], str | list | tuple | torch.Tensor)
+
+
 def _can_take(signature: inspect.Signature, num_inputs: int) -> bool:
     try:
         signature.bind(*[None] * num_inputs)
@@ -221,14 +242,12 @@ def _can_take(signature: inspect.Signature, num_inputs: int) -> bool:
 
 def _logits(outputs: Mapping[str, Any]) -> torch.Tensor:
     if "logits" not in outputs:
-        raise DataError(f"criterion is set, but the model returned no 'logits': it returned {choices(outputs)}.")
+        raise no_logits(outputs)
     return outputs["logits"]  # type: ignore[no-any-return]
 
 
 def _fitted(logits: torch.Tensor, labels: Any, criterion: object) -> tuple[torch.Tensor, torch.Tensor]:
     """Bring logits and labels to the shapes that losses expect."""
-    if labels is None:
-        raise DataError("criterion is set, but the batch has no labels. Put them under 'labels', or last in the tuple.")
     if not (isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)):
         raise no_tensor(logits, labels)
     if isinstance(criterion, nn.CrossEntropyLoss) and logits.ndim > 2 and labels.ndim == logits.ndim - 1:

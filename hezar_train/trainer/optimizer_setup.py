@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, a_kind
 from hezar_train.optim import (
     Schedule,
     build_momentum_schedule,
@@ -156,6 +156,11 @@ def parameters_of(model: nn.Module, config: TrainerConfig) -> Any:
 
 def refuse_foreign_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise if an optimizer that was passed in would leave the model as it is."""
+    if not isinstance(getattr(optimizer, "param_groups", None), list):
+        raise ConfigError(
+            f"the optimizer is {a_kind(optimizer)}; expected a torch.optim.Optimizer over model.parameters(), such as "
+            "torch.optim.AdamW(model.parameters()). A name goes to the config: optimizer='AdamW'."
+        )
     ours = {id(parameter) for parameter in model.parameters()}
     foreign = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in ours]
     if foreign and is_sharded(model):

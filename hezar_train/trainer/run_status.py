@@ -58,7 +58,10 @@ class RunStatus:
     def refuse_to_train(self, split: str) -> None:
         """Raise if there is nothing to train on, or if the run is not planned over that split."""
         if self.setup.only_for_eval:
-            raise DataError("this trainer was built without training data: it can only evaluate and predict")
+            raise DataError(
+                "this trainer was built without training data: it can only evaluate and predict. Give it some to "
+                "train: train_dataset=..., of the Trainer or of the Recipe."
+            )
         if split != "train":
             self.setup.splits.named(split)  # a name that does not exist is told first
             raise DataError(

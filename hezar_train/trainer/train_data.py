@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from hezar_train.config import TrainerConfig
 from hezar_train.data import Order, Source, Splits, open_source
-from hezar_train.errors import ConfigError, DataError, choices, suggestion
+from hezar_train.errors import ConfigError, DataError, a_kind, choices, suggestion
 from hezar_train.hooks import Stopping
 from hezar_train.hooks.early_stopping import metric_key_of, objective_of
 from hezar_train.metrics import MetricsHandler
@@ -102,11 +102,11 @@ class TrainData:
 
     def eval_source(self, config: TrainerConfig, data: Any) -> Source:
         """Open evaluation data, by `create_eval_dataloader`."""
-        made = self._create_eval(data)
+        made = _made("create_eval_dataloader", self._create_eval(data))
         return self.open(config, made, training=False) if isinstance(made, DataLoader) else made
 
     def _train_source(self, config: TrainerConfig, data: Any) -> Source:
-        made = self._create_train(data)
+        made = _made("create_train_dataloader", self._create_train(data))
         return self.open(config, made) if isinstance(made, DataLoader) else made
 
     def _order(self, config: TrainerConfig, *, training: bool) -> Order:
@@ -134,6 +134,16 @@ class TrainData:
         return make_plan(asked, source.num_samples, self._runtime.num_processes, source.batch_size)
 
 
+def _made(method: str, made: Any) -> Any:
+    """Return what a user's method made, if it can be read from."""
+    if not isinstance(made, DataLoader) and not hasattr(made, "num_samples"):
+        raise DataError(
+            f"{method}() returned {a_kind(made)}; expected a torch.utils.data.DataLoader. Return one, or what "
+            f"super().{method}(...) returns."
+        )
+    return made
+
+
 class NamedSet(NamedTuple):
     """Data to evaluate on, the name its metrics get, and its split."""
 
@@ -153,7 +163,10 @@ def decides_to_evaluate(config: TrainerConfig, eval_dataset: Any) -> bool:
     for name, data in evaluation_sets(None, eval_dataset).items():
         if size_of(data) == 0:
             which = f"eval_dataset[{name!r}]" if name else "the eval_dataset"
-            raise DataError(f"{which} is empty: expected at least one sample, or no such set at all.")
+            raise DataError(
+                f"{which} is empty: expected at least one sample, or no such set at all. Look at what loads or "
+                "filters it."
+            )
     return True
 
 
@@ -161,6 +174,11 @@ def evaluation_sets(default: Any, given: Any) -> dict[str, Any]:
     """Return the sets to evaluate on by name; a set without a name has the empty one."""
     if isinstance(given, str):
         if not isinstance(default, Mapping) or given not in default:
+            if default is None:
+                raise DataError(
+                    f"the evaluation data is {given!r}, a text; expected a dataset, or several by name. Load it first, "
+                    "and pass what was loaded."
+                )
             known = choices(default) if isinstance(default, Mapping) else "none: eval_dataset is a single set"
             raise DataError(f"there is no evaluation set {given!r}. Named sets: {known}.")
         return {"": default[given]}

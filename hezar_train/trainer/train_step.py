@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hezar_train.data import Window, note_samples, seed_device, step_seeds
+from hezar_train.data import Window, form_of, note_samples, seed_device, step_seeds
 from hezar_train.errors import DataError, HookError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
@@ -123,7 +123,7 @@ class TrainStep:
                 step.outputs = outputs = outputs if isinstance(outputs, dict) else as_outputs(outputs)
                 step.loss = self._verbs.compute_loss(outputs, labels_of(batch), **others_of(batch))
             except Exception as error:
-                note_samples(error, step.window, step.batch_in_window)
+                note_samples(error, step.window, step.batch_in_window, "training data")
                 raise
 
     def regularize(self, ctx: Context) -> None:
@@ -144,7 +144,12 @@ class TrainStep:
         if self._world > 1:
             trained = trained * self._world  # shares are of all processes' sum; joining gradients averages
         if trained.requires_grad:
-            (trained if self._scaler is None else self._scaler.scale(trained)).backward()  # type: ignore[no-untyped-call]
+            scaled_up = trained if self._scaler is None else self._scaler.scale(trained)
+            try:
+                scaled_up.backward()  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                error.add_note(NO_BACKWARD)
+                raise
         step.outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
 
@@ -251,14 +256,23 @@ class TrainStep:
             schedule.after_update(self._state.update_step, step.window.ends_epoch, step.applied)
 
 
+NO_BACKWARD = (
+    "This was raised while the gradients of the model's loss were computed. The model must leave what it computed as "
+    "it is (no y += 1 or y[0] = 0) and not call backward() itself: the trainer does."
+)
+
+
 def _trainable(loss: Any) -> torch.Tensor:
     """Return a loss that has a gradient; anything else would train nothing, silently or with a puzzle."""
     if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.ndim == 0 and not loss.is_complex():
         return loss
-    form = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-    form = f"{form} and dtype {loss.dtype}" if isinstance(loss, torch.Tensor) and loss.is_complex() else form
-    why = " that has no gradient: it was detached, or no trained parameter is in it" if form.endswith("()") else ""
-    raise DataError(f"the loss is {form}{why}; expected a single number, as a tensor computed by the model.")
+    form, remedy = form_of(loss), "Return such a tensor from compute_loss()"
+    if isinstance(loss, torch.Tensor) and loss.is_complex():
+        form = f"of dtype {loss.dtype}"
+    elif isinstance(loss, torch.Tensor) and not loss.requires_grad:
+        form = f"{form} without a gradient: it was detached, or no trained parameter is in it"
+        remedy = "Take detach(), item(), argmax() and no_grad() off the way from the model to the loss"
+    raise DataError(f"the loss is {form}; expected a single number, as a tensor computed by the model. {remedy}.")
 
 
 def read_both(norm: torch.Tensor, loss: torch.Tensor) -> list[float]:

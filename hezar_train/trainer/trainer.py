@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
+from hezar_train.config.names import tells_unknown_arguments
 from hezar_train.data import Source, Splits, batch_length, seed_device
-from hezar_train.errors import ConfigError, DataError, HookError, HookTypeError, choices
+from hezar_train.errors import ConfigError, DataError, HookError, HookTypeError, a_kind, choices
 from hezar_train.events import EventStorage, EventWriter, is_same_number, load_csv
 from hezar_train.hooks.periodic import Checkpointed
 from hezar_train.hub import PushNames, PushOutcome
@@ -29,8 +30,10 @@ from hezar_train.loop import (
     HookSet,
     Moment,
     Verbs,
+    as_hooks,
     insert_hook,
     note_loss,
+    refuse_uncalled,
     replace_hook,
     reset_hook,
 )
@@ -45,7 +48,7 @@ from hezar_train.terminal.display import facts_of
 from hezar_train.trainer import export
 from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
 from hezar_train.trainer.checkpointing import choose_checkpoint, load_initial_weights
-from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors
+from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors, refuse_methods_of_others
 from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.generation import decoder_of, label_names_of
 from hezar_train.trainer.invariance import InvarianceReport, verify_invariance
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
 __all__ = ["RoutineResult", "Trainer"]
 
 
+@tells_unknown_arguments
 class Trainer:
     """Train a model from a config; kill it anywhere and get the same model.
 
@@ -163,6 +167,7 @@ class Trainer:
         hooks: Iterable[Hook | None] = (),
     ) -> None:
         refuse_methods_of_doors(type(self))
+        refuse_methods_of_others(type(self))
         self.config, model = in_order(config, model)
         self._use_splits(Splits.of(train_dataset, eval_dataset))
         model = self._model_or_built(model)
@@ -185,7 +190,7 @@ class Trainer:
         first = FirstSettings(self.optimizer, self.build_schedule, lr_scheduler)
         self._show(self.make_parts(self._given(first)))
         self.register_default_hooks()
-        self.register_hooks([*self.build_hooks(), *hooks])
+        self.register_hooks(as_hooks("build_hooks() returned", self.build_hooks()) + as_hooks("hooks is", hooks))
         if found is not None and self.setup.only_for_eval:
             self.parts.checkpointing.load_weights(found)
         elif found is not None:
@@ -481,10 +486,11 @@ class Trainer:
             if hook is None:
                 continue
             if not isinstance(hook, Hook):
-                raise HookTypeError(
-                    f"hooks holds {hook!r}; expected Hook objects. A function goes to one moment: "
-                    "trainer.hooks[Mode.TRAIN].register(function, 'on_batch_end')."
-                )
+                remedy = "A function goes to one moment: trainer.hooks[Mode.TRAIN].register(function, 'on_batch_end')."
+                if isinstance(hook, type):
+                    remedy = f"Make one: {hook.__name__}(...)"
+                raise HookTypeError(f"hooks holds {a_kind(hook)}; expected Hook objects. {remedy}")
+            refuse_uncalled(hook)
             hook.attach(self)
             self.parts.checkpointing.add_hook(hook)
             for hook_set in {id(self.hooks[mode]): self.hooks[mode] for mode in hook.modes}.values():
@@ -769,4 +775,6 @@ class Trainer:
         if hasattr(type(self), name):  # a property that failed: its own error says more
             return object.__getattribute__(self, name)
         hint = door_of(name)
+        if name == "parts":
+            hint = ": it is not built yet. Call super().__init__(...) first in an __init__ of your own"
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")

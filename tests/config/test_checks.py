@@ -28,7 +28,11 @@ def test_five_mistakes_are_five_problems_in_one_error() -> None:
 
 
 def test_a_wrong_type_says_what_was_expected_and_what_came() -> None:
-    assert problems_of(batch_size="8") == ["batch_size: expected int, got str '8'"]
+    assert problems_of(batch_size="8") == ["batch_size: expected int, got str '8'; write 8 without quotes"]
+    assert problems_of(batch_size=8.0) == ["batch_size: expected int, got float 8.0; write 8"]
+    assert problems_of(batch_size="eight") == ["batch_size: expected int, got str 'eight'"]
+    assert problems_of(trackers="wandb") == ["trackers: expected a list of names, got str 'wandb'; write [wandb]"]
+    assert problems_of(compile="yes") == ["compile: expected True or False, got str 'yes'; write true or false"]
 
 
 def test_an_unknown_keyword_is_told_with_the_missing_output_dir() -> None:
@@ -86,7 +90,7 @@ def test_other_trainers_fields_are_answered_with_ours(foreign: str, ours: str) -
         ("device", "cuda:first", "expected a number after the colon, such as 'cuda:0'"),
         ("mixed_precision", "half", "Choose from: bf16, fp16, fp8, full, no."),
         ("task", "classify", "Choose from: audio_classification, backbone,"),
-        ("optimizer", "adamz", "Did you mean 'adam'?"),
+        ("optimizer", "adamz", "Did you mean 'Adam'?"),
         ("optimizer", 3, "optimizer: expected a name or a dotted path (str), got int 3"),
         ("optimizer_kwargs", {"lr": 0.1}, "optimizer_kwargs['lr']=0.1: give it as the field learning_rate instead"),
         ("optimizer_kwargs", [1], "optimizer_kwargs: expected a mapping of keyword arguments, got list [1]"),

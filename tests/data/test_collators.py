@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,31 +139,45 @@ def test_other_samples_are_collated_as_torch_does(samples: list[Any]) -> None:
     assert all(same(left, right) for left, right in zip(batch, expected, strict=True))
 
 
+SHAPE = "(shape )?"
+
+
 @pytest.mark.parametrize(
     ("values", "lengths"),
-    [([[1, 2, 3], [1, 2]], "3, 2"), ([torch.ones(2, 4), torch.ones(3, 4)], "2x4, 3x4"), ([[[1]], [[1], [2]]], "1, 2")],
+    [([[1, 2, 3], [1, 2]], "23"), ([torch.ones(2, 4), torch.ones(3, 4)], ["3x4", "2x4"]), ([[[1]], [[1], [2]]], "21")],
 )
-def test_unequal_lengths_are_refused_with_key_lengths_and_remedy(values: list[Any], lengths: str) -> None:
-    with pytest.raises(DataError, match=rf"'text\.ids'.*: {lengths}\. Pass data_collator=.*TextPaddingDataCollator"):
+def test_unequal_lengths_are_refused_with_key_lengths_and_remedy(values: list[Any], lengths: Sequence[str]) -> None:
+    odd, usual = lengths
+    words = (
+        rf"'text\.ids' is .* of {SHAPE}{odd} in one sample .* of {SHAPE}{usual} in another.*data_collator=.*TextPadding"
+    )
+    with pytest.raises(DataError, match=words):
         default_collator([{"text": {"ids": value}} for value in values])
 
 
 def test_values_that_fit_into_no_tensor_are_refused_with_their_type() -> None:
-    with pytest.raises(DataError, match="'x' holds object values"):
+    with pytest.raises(DataError, match=r"'x' is an object in every sample.*Return numbers"):
         default_collator([{"x": object()}])
-    with pytest.raises(DataError, match="'x' holds NoneType values"):
+    with pytest.raises(DataError, match=r"'x' is None in every sample.*Return a value"):
         default_collator([{"x": None}])
 
 
 def test_tuples_of_unequal_shapes_are_refused_with_the_remedy() -> None:
-    with pytest.raises(DataError, match=r"type tuple do not fit .* Pass data_collator="):
+    with pytest.raises(DataError, match=r"entry 0 is a tensor of shape 3 .* shape 2 in another.*data_collator="):
         default_collator([(torch.ones(2), 1), (torch.ones(3), 1)])
 
 
 @pytest.mark.parametrize("other", [{"x": 1}, {"x": 1, "y": 2, "z": 3}, {"x": 1, "z": 2}])
 def test_samples_with_other_keys_are_refused_with_the_difference(other: dict[str, int]) -> None:
-    with pytest.raises(DataError, match=r"sample 1 .* differ in their keys: '[yz]'"):
-        default_collator([{"x": 1, "y": 2}, other])
+    with pytest.raises(DataError, match=r"one sample of a batch has (no )?'[yz]'.*same keys") as raised:
+        default_collator([{"x": 1, "y": 2}, {"x": 1, "y": 2}, other])
+    assert raised.value.place == (2, 3)
+
+
+def test_a_sample_of_another_kind_than_the_first_is_refused() -> None:
+    with pytest.raises(DataError, match=r"one sample of a batch is a tuple of 2, and another a dict") as raised:
+        default_collator([{"x": 1}, {"x": 1}, (1, 2)])
+    assert raised.value.place == (2, 3)
 
 
 def test_text_padding_pads_each_key_with_its_own_value_and_stacks_labels() -> None:

@@ -1,14 +1,18 @@
-"""A small honest recipe, parts of which a test replaces by a mistake; and the program, answered in this process."""
+"""A small honest recipe and a small trainer, parts of which a test replaces by a mistake, answered in this process."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
+from torch.utils.data import IterableDataset, TensorDataset
 
+from hezar_train import Hook, Mode, Trainer, TrainerConfig
 from hezar_train.cli import root
 from hezar_train.cli.exit_codes import EXIT_FAILED, show_unexpected
 from hezar_train.recipes import load_recipe
@@ -131,3 +135,42 @@ def open_to_all(tmp_path: Path) -> Iterator[None]:
     yield
     for folder, mode in modes:
         folder.chmod(mode)
+
+
+class Net(torch.nn.Module):
+    """Two numbers in, two classes out."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+class Data:
+    """Sixteen samples."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.ones(2) * index / 16, index % 2
+
+
+def config(**fields: Any) -> TrainerConfig:
+    """Return a config of a small run in the present folder."""
+    return TrainerConfig(**{"output_dir": "run", "batch_size": 4, "criterion": "CrossEntropyLoss"} | fields)
+
+
+def trainer(**arguments: Any) -> Trainer:
+    """Return a trainer of all three, some of which a row replaces by a mistake."""
+    given = {"config": config(), "model": Net(), "train_dataset": Data()} | arguments
+    return Trainer(**given)
+
+
+@pytest.fixture
+def call_names() -> dict[str, Any]:
+    """What the rows of `calls.toml` are written with: a small model, its data, a config, and a trainer of all three."""
+    kinds = (Data, Hook, IterableDataset, Mode, Net, TensorDataset, Trainer, TrainerConfig)
+    return {kind.__name__: kind for kind in kinds} | {"config": config, "trainer": trainer, "torch": torch}

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-TABLE = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text())["mistake"]
+HERE = Path(__file__).parent
+TABLE = tomllib.loads((HERE / "mistakes.toml").read_text())["mistake"]
+CALLS = tomllib.loads((HERE / "calls.toml").read_text())["call"]
 NOBODY = 65534
 
 Answer = tuple[int, str]
@@ -29,59 +31,102 @@ def check(answer: Answer, code: int, words: str) -> None:
     assert "Traceback" not in text
 
 
+def hold_to(text: str, says: list[str]) -> None:
+    """Hold a text to what it must say, in this order."""
+    place, words = 0, " ".join(text.split())
+    for each in says:
+        assert each in words[place:], f"{each!r} is not in: {words[-900:]}"
+        place = words.index(each, place)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("row", TABLE, ids=[f"{row['kind']}: {row['given']!r}"[:60] for row in TABLE])
 def test_a_mistake_in_a_recipe_or_a_config_is_answered(
     row: dict[str, Any], ask: Ask, write_recipe: Callable[..., None]
 ) -> None:
     write_recipe(**row.get("parts", {}))
-    check(ask("train", "tiny", *row.get("overrides", [])), row["code"], row["answer"])
+    answer = ask("train", "tiny", *row.get("overrides", []))
+    hold_to(answer[1], row["says"])
+    check(answer, row["code"], "")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", CALLS, ids=[row["python"].strip()[:60] for row in CALLS])
+def test_a_mistake_in_a_call_is_answered(
+    row: dict[str, Any], call_names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception, match="") as raised:  # noqa: PT011 - its class is the row's
+        exec(compile(row["python"], "user.py", "exec"), call_names)
+    assert type(raised.value).__name__ == row["raises"]
+    hold_to("\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())]), row["says"])
+
+
+def test_every_answer_is_pinned_by_more_than_its_beginning() -> None:
+    assert [row["given"] for row in TABLE if len(row["says"]) < 2] == []
+    assert [row["python"] for row in CALLS if len(row["says"]) < 2] == []
 
 
 @pytest.mark.parametrize("value", ["[" * 2000, "{a: " * 3000, "x: [" * 1000])
 def test_a_value_without_end_is_refused(value: str, ask: Ask, write_recipe: Callable[..., None]) -> None:
     write_recipe()
-    check(ask("train", "tiny", f"metrics={value}"), 2, "cannot be read as YAML")
+    answer = ask("train", "tiny", f"metrics={value}")
+    check(answer, 2, "cannot be read as YAML.*nested too deeply")
+    assert len(answer[1]) < 400
 
 
 def test_a_label_out_of_range_names_the_samples_of_its_batch(ask: Ask, write_recipe: Callable[..., None]) -> None:
     write_recipe(get="return torch.ones(2), 7 if i == 3 else 1")
-    check(ask("train", "tiny"), 2, r"the labels hold 7; expected 0 to 1.* The batch held the samples [\d, ]*\b3\b")
+    check(
+        ask("train", "tiny"), 2, r"the labels hold 7; expected 0 to 1.* of the training data\. It is about sample 3\."
+    )
 
 
 USES = [
     (["evaluate", "runs/tiny", "--checkpoint", "²"], 2, r"there is no checkpoint '²' in .*There are: best, last, 4"),
-    (["evaluate", "runs/tiny", "--checkpoint", "99"], 2, r"there is no checkpoint '99'"),
-    (["evaluate", "runs/tiny", "--checkpoint", "-1"], 2, r"there is no checkpoint '-1'"),
+    (["evaluate", "runs/tiny", "--checkpoint", "99"], 2, r"there is no checkpoint '99' .*There are: best, last, 4"),
+    (["evaluate", "runs/tiny", "--checkpoint", "-1"], 2, r"there is no checkpoint '-1' .*There are: best, last, 4"),
     (["evaluate", "runs/tiny", "--split", "tset"], 2, r"there is no split 'tset'\. This recipe has: "),
     (["evaluate", "runs/tyni"], 2, r"is not the folder of a run.*Did you mean '.*runs/tiny'\?"),
     (["evaluate"], 2, r"Missing argument 'RUN'"),
-    (["evaluate", "runs/tiny", "--recipe", "nowhere"], 2, r"nowhere"),
-    (["resume", "nowhere"], 2, r"is not the folder of a run"),
+    (["evaluate", "runs/tiny", "--recipe", "nowhere"], 2, r"there is no recipe 'nowhere'\. Recipes found: .*tiny"),
+    (["resume", "nowhere"], 2, r"nowhere is not the folder of a run.*`hezar-train runs` lists"),
     (["predict", "runs/tiny", "nothing.txt"], 2, r"nothing\.txt: there is no such file"),
     (
         ["predict", "runs/tiny", "wide.txt"],
         2,
-        r"the model cannot predict for what was given: .*Expected inputs",
+        r"the model cannot predict for what was given: .*Expected inputs.*float32 of shape 1x3\)\. Correct the",
     ),
-    (["predict", "runs/tiny", "words.txt"], 2, r"'two words' cannot be made a sample: ValueError: could not convert"),
-    (["predict", "runs/tiny", "empty.txt"], 2, r"there is nothing to predict for: empty\.txt has no line"),
-    (["predict", "runs/tiny", "bytes.txt"], 2, r"bytes\.txt: cannot be read: .*utf-8"),
-    (["predict", "runs/tiny", "bad.jsonl"], 2, r"bad\.jsonl, line 2 is not JSON"),
+    (
+        ["predict", "runs/tiny", "words.txt"],
+        2,
+        r"input 1 of 1, 'two words', cannot be made a sample: ValueError: could not convert.*correct",
+    ),
+    (
+        ["predict", "runs/tiny", "empty.txt"],
+        2,
+        r"there is nothing to predict for: empty\.txt has no line.*Give an input",
+    ),
+    (
+        ["predict", "runs/tiny", "bytes.txt"],
+        2,
+        r"bytes\.txt: cannot be read: it is no text in UTF-8 .* at byte 0.* Save it as UTF-8",
+    ),
+    (["predict", "runs/tiny", "bad.jsonl"], 2, r"bad\.jsonl, line 2 is not JSON.* Expected one JSON value a line"),
     (["predict", "runs/tiny", "deep.jsonl"], 2, r"deep\.jsonl, line 1 is nested too deeply"),
     (
         ["predict", "runs/tiny", "good.txt", "--out", "runs"],
         2,
-        r"runs. is a directory|it is a folder",
+        r"'--out': File 'runs' is a directory",
     ),
     (["predict", "runs/tiny", "good.txt", "--out", "/proc/x/y.jsonl"], 2, r"/proc/x/y\.jsonl cannot be written"),
-    (["train", "nosuchrecipe"], 2, r"nosuchrecipe"),
+    (["train", "nosuchrecipe"], 2, r"no recipe 'nosuchrecipe'\. Recipes found: .*tiny.* may also be"),
     (["train", "tiny", "--batch-size", "3"], 2, r"No such option '--batch-size'.*batch_size=VALUE"),
     (["find-lr", "tiny", "--num-steps", "1"], 2, r"1 is not in the range x>=2"),
     (["config", "explain", "learningrate"], 2, r"'learningrate' is not a field\. Did you mean 'learning_rate'\?"),
     (["config", "validate", "nothing.yaml"], 2, r"nothing\.yaml: there is no such file"),
-    (["runs", "nowhere"], 2, r"there is no folder nowhere|'nowhere' does not exist"),
-    (["report", "nowhere"], 2, r"nowhere"),
+    (["runs", "nowhere"], 2, r"there is no folder nowhere\. Name the one"),
+    (["report", "nowhere"], 2, r"nowhere is not the folder of a run.*Name the output_dir of a run"),
     (["nosuchcommand"], 2, r"No such command 'nosuchcommand'"),
 ]
 FILES = {
@@ -122,10 +167,10 @@ def as_nobody(ask: Ask, *arguments: str) -> Answer:
 
 
 RIGHTS = [
-    ("runs/tiny/checkpoints", ["evaluate", "runs/tiny", "--trust"], r"[Pp]ermission denied|no right", (1, 2)),
-    ("runs/tiny/train_config.yaml", ["evaluate", "runs/tiny"], r"[Pp]ermission denied|no right", (1, 2)),
-    ("recipes/tiny/recipe.py", ["train", "tiny"], r"[Pp]ermission denied|no right", (1, 2)),
-    ("runs/tiny", ["runs"], r"left out: .*[Pp]ermission denied|no right", (0, 1, 2)),
+    ("runs/tiny/checkpoints", ["evaluate", "runs/tiny", "--trust"], r"Permission denied\. You have no right", (1,)),
+    ("runs/tiny/train_config.yaml", ["evaluate", "runs/tiny"], r"Permission denied\. You have no right.*Change", (2,)),
+    ("recipes/tiny/recipe.py", ["train", "tiny"], r"cannot be read: Permission denied\. You have no right", (2,)),
+    ("runs/tiny", ["runs"], r"runs/tiny is left out: Permission denied\. You have no right", (0,)),
     ("good.txt", ["predict", "runs/tiny", "good.txt"], r"'good\.txt' is not readable", (1, 2)),
 ]
 

@@ -217,7 +217,7 @@ def test_a_class_of_the_users_own_gets_rate_decay_and_any_keyword() -> None:
     [
         ("no_such_package.Adam", r"'no_such_package' cannot be imported .*install the package"),
         ("torch.optim.AdamWW", r"'torch.optim' has no 'AdamWW'\. Did you mean 'AdamW'\?"),
-        (f"{__name__}.CPU", r"is of type device\. Expected an optimizer class"),
+        (f"{__name__}.CPU", r"is a device, which cannot be called\. Expected an optimizer"),
         (f"{__name__}.not_an_optimizer", r"built a str\. Expected a torch.optim.Optimizer"),
         (f"{__name__}.optimizer_without_rate", r"takes no 'lr'"),
         ("adam.", r"optimizer='adam\.' is not known"),

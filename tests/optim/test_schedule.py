@@ -325,7 +325,7 @@ def test_a_scheduler_over_another_optimizer_is_refused() -> None:
 
 
 def test_what_is_no_scheduler_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"lr_scheduler is a SimpleNamespace\. Expected a torch"):
+    with pytest.raises(ConfigError, match=r"lr_scheduler is a SimpleNamespace\. Expected an object of torch"):
         Schedule(types.SimpleNamespace(step=print), 1)  # type: ignore[arg-type]
 
 

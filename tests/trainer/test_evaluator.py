@@ -383,7 +383,7 @@ class TestHandlersOfUsers:
         assert trainer.evaluate()["ignored"] == sum(int((row["labels"] == -100).sum()) for row in data)
 
     def test_anything_else_is_refused(self, toy: Build) -> None:
-        with pytest.raises(ConfigError, match="metrics_handler is a int; expected a MetricsHandler"):
+        with pytest.raises(ConfigError, match="metrics_handler is an int; expected a MetricsHandler"):
             toy(metrics_handler=3)
 
 

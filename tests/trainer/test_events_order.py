@@ -317,9 +317,9 @@ class TestHooks:
         trainer.register_hooks([diary])
         assert diary.total.tolist() == [5, 5]
 
-    @pytest.mark.parametrize("wrong", [print, Diary])
-    def test_what_is_no_hook_object_is_refused(self, toy: Build, wrong: Any) -> None:
-        with pytest.raises(HookError, match=r"expected Hook objects.*register\(function"):
+    @pytest.mark.parametrize(("wrong", "remedy"), [(print, r"register\(function"), (Diary, r"Make one: Diary\(")])
+    def test_what_is_no_hook_object_is_refused(self, toy: Build, wrong: Any, remedy: str) -> None:
+        with pytest.raises(HookError, match=rf"expected Hook objects.*{remedy}"):
             toy(hooks=[wrong])
 
     def test_a_function_may_be_put_anywhere_in_the_order(self, toy: Build) -> None:
