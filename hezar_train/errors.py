@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 __all__ = [
     "CheckpointError",
@@ -24,6 +25,7 @@ __all__ = [
     "TrainingInterrupted",
     "choices",
     "printable",
+    "state_for",
     "suggestion",
 ]
 
@@ -101,6 +103,19 @@ class TrainingInterrupted(SystemExit):
 
     def __str__(self) -> str:
         return self.message
+
+
+@contextmanager
+def state_for(what: str) -> Iterator[None]:
+    """Turn what an object raises when it is given a state from a checkpoint, which may be anybody's, into our error."""
+    try:
+        yield
+    except HezarTrainError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's state of {what} does not fit: {type(error).__name__}: {str(error)[:300]}"
+        ) from error
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:

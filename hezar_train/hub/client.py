@@ -177,9 +177,17 @@ class Repository:
         """Ask for the newest commit and its files."""
         with self._translated_errors("could not be read"):
             info = within(limits.ANSWER_SECONDS, lambda: self._info(sizes))
-        if info.sha is not None and not COMMIT.fullmatch(info.sha):
-            raise HubError(f"the Hub's repository {self.repo_id} has a commit with an id that is none: {info.sha!r}.")
-        return Head(info.sha, {one.rfilename: one.size for one in getattr(info, "siblings", None) or []})
+        if info.sha is not None and not (isinstance(info.sha, str) and COMMIT.fullmatch(info.sha)):
+            raise HubError(
+                f"the Hub's repository {self.repo_id} has a commit with an id that is none: {info.sha!r:.80}."
+            )
+        files = getattr(info, "siblings", None) or []
+        if odd := [one for one in files if not _is_listed(one.rfilename, one.size)]:
+            raise HubError(
+                f"the Hub's repository {self.repo_id} lists {odd[0].rfilename!r:.80} of {odd[0].size!r:.80} bytes, "
+                "which is no file."
+            )
+        return Head(info.sha, {one.rfilename: one.size for one in files})
 
     def _info(self, sizes: bool) -> Any:
         return self._api.repo_info(
@@ -268,8 +276,15 @@ class Repository:
             raise HubError(f"{words}: {_line(error)} Unset HF_HUB_OFFLINE to reach it.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError) as error:  # the last: what Xet raises
             raise HubUnreachableError(f"{words}: {_line(error)}") from None
+        except (AttributeError, LookupError, TypeError) as error:  # what the client does with an answer of another form
+            raise HubError(f"{words}: the answer is not of the form that the Hub gives: {_line(error)}") from None
         except ValueError as error:  # a name, or metadata of the card, that the Hub does not allow
             raise HubError(f"{words}: {_line(error)}") from None
+
+
+def _is_listed(name: Any, size: Any) -> bool:
+    """Tell whether a server's entry is a file's name with its size, which may be left out."""
+    return isinstance(name, str) and (size is None or (type(size) is int and size >= 0))
 
 
 def _error_of_status(words: str, error: HfHubHTTPError) -> HubError:
