@@ -470,23 +470,6 @@ class CheckpointTarget:
 
     def __call__(self, choices: Choices) -> None:
         kind = pick(choices, self._kinds)
-        path = self._write(choices, kind)
-        with answers():
-            found = Checkpoint(path)
-            found.state()
-            for part in (found.model, found.optimizer, found.extra):
-                with answers():
-                    part()
-            initial_weights(nn.Linear(2, 1), path)
-        resumed: Any = pick(choices, (str(path), True))
-        with answers():
-            trainer = make_trainer(kind, self._run, resume_from_checkpoint=resumed)
-            if choices.number(1):
-                trainer.train()
-
-    def _write(self, choices: Choices, kind: str) -> Path:
-        shutil.rmtree(self._run, ignore_errors=True)
-        write_files(self._run, self._runs[kind])
         files = dict(self._checkpoints[kind])
         names = ["trainer_state.json"] * 6 + sorted(files)
         for _ in range(1 + choices.number(1)):
@@ -495,9 +478,57 @@ class CheckpointTarget:
         manifest = sealed_manifest(8, files)
         if choices.number(31) == 0:
             manifest = resealed(edited_json(choices, manifest))
+        path = self._write(kind, {**files, "manifest.json": manifest})
+        self._read(kind, path, by_path=choices.number(1) == 0, trains=choices.number(1) == 1)
+
+    def try_edits(self, kind: str, edits: list[tuple[str, list[Any], Any]]) -> None:
+        """Read a checkpoint in which each place named, by a file and a path in it, has the value given."""
+        files = dict(self._checkpoints[kind])
+        for name, path, new in edits:
+            is_json = name.endswith(".json")
+            tree = json.loads(files[name]) if is_json else yaml.safe_load(files[name])
+            put(tree, path, new)
+            files[name] = json.dumps(tree).encode() if is_json else to_yaml(tree).encode()
+        path = self._write(kind, {**files, "manifest.json": sealed_manifest(8, files)})
+        self._read(kind, path, by_path=True, trains=True)
+
+    def resumed(self, kind: str) -> Trainer:
+        """Resume from the checkpoint as it was saved, to the end."""
+        files = self._checkpoints[kind]
+        path = self._write(kind, {**files, "manifest.json": sealed_manifest(8, files)})
+        trainer = make_trainer(kind, self._run, resume_from_checkpoint=str(path))
+        trainer.train()
+        return trainer
+
+    def _read(self, kind: str, path: Path, *, by_path: bool, trains: bool) -> None:
+        with answers():
+            found = Checkpoint(path)
+            found.state()
+            for part in (found.model, found.optimizer, found.extra):
+                with answers():
+                    part()
+            initial_weights(nn.Linear(2, 1), path)
+        with answers():
+            trainer = make_trainer(kind, self._run, resume_from_checkpoint=str(path) if by_path else True)
+            if trains:
+                trainer.train()
+
+    def _write(self, kind: str, files: Files) -> Path:
+        shutil.rmtree(self._run, ignore_errors=True)
+        write_files(self._run, self._runs[kind])
         path = self._run / "checkpoints" / "00000008"
-        write_files(path, {**files, "manifest.json": manifest})
+        write_files(path, files)
         return path
+
+
+def put(tree: Tree, path: list[Any], new: Any) -> None:
+    """Put a value at a place of a tree; the text "$delete" takes it away."""
+    for key in path[:-1]:
+        tree = tree[key]
+    if new == "$delete":
+        del tree[path[-1]]
+    else:
+        tree[path[-1]] = new
 
 
 CONFIG = """\
@@ -749,6 +780,12 @@ class HubTarget:
             lambda: TrainerConfig.load(REPOSITORY),
         )
         pick(choices, calls)()
+
+    def try_info(self, info: Any) -> None:
+        """Ask for weights where the server's description of its repository is this one."""
+        hub, hub.files, hub.headers, hub.statuses = self._hub, dict(self._files), {}, {}
+        hub.info = json.dumps(info).encode()
+        fetch_weights(REPOSITORY)
 
     def _bend(self, choices: Choices) -> None:
         hub, hub.files, hub.headers, hub.statuses = self._hub, dict(self._files), {}, {}
