@@ -9,7 +9,6 @@ after another, each has epochs of its own, and the lines of each must do so.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,9 +22,11 @@ from hezar_train.cli.exit_codes import EXIT_FAILED
 from hezar_train.cli.options import debug_option, plain_warnings, run_argument
 from hezar_train.cli.output import echo
 from hezar_train.config import TrainerConfig
+from hezar_train.config.files import load_json
 from hezar_train.errors import CheckpointError, DataError
 from hezar_train.events import FEWER_ROWS, Ledger, LedgerLine, read_starts
 from hezar_train.plan import Plan
+from hezar_train.run_folder import read_file
 from hezar_train.run_layout import STATE_FILE, RunLayout
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ __all__ = [
 
 MEGABYTE = 1_000_000
 MOST_PROBLEMS = 10
+MOST_STATE_BYTES = 256 << 20
+COUNTERS = ("epoch", "position", "update_step", "samples_seen", "global_step")
 
 MOST_POSITIONS = 20_000_000
 """How many positions of shuffles are computed at most: some seconds' work."""
@@ -322,10 +325,13 @@ def _newest_checkpoint(layout: RunLayout) -> dict[str, Any]:
         return {}
     path = folders[max(folders)] / STATE_FILE
     try:
-        found = dict(json.loads(path.read_bytes()))
-        return {**found, "state": dict(found["state"])}
+        found = dict(load_json(read_file(path, MOST_STATE_BYTES)))
+        state = dict(found["state"])
+        if odd := [name for name in COUNTERS if type(state.get(name, 0)) is not int]:
+            raise ValueError(f"{odd[0]}={state[odd[0]]!r:.80} is no count")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. `hezar-train verify RUN` says more.") from error
+    return {**found, "state": state}
 
 
 def _is_before(line: LedgerLine, state: dict[str, Any], *, in_sequence: bool) -> bool:

@@ -51,6 +51,7 @@ EXPECTED = "expected hub://owner/name, hub://owner/name@revision or hub://owner/
 NO_CACHE = ".no-cache"  # a folder that is never made
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 LONGEST_NAME = 96  # what the Hub allows for each part
+LONGEST_ADDRESS = 250
 PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
@@ -98,8 +99,8 @@ def names_hub_weights(value: str | os.PathLike[str]) -> bool:
         return False
     if is_hub_address(value):
         return True
-    repo_id = value.partition("@")[0]
-    return not Path(value).exists() and not list(_repo_id_problems(repo_id))
+    # The form first: the system refuses to look for a name of thousands of letters.
+    return not _repo_id_problems(value.partition("@")[0]) and len(value) <= LONGEST_ADDRESS and not Path(value).exists()
 
 
 def parse_address(text: str) -> HubAddress:

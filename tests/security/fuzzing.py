@@ -48,6 +48,8 @@ from hezar_train.errors import HezarTrainError
 from hezar_train.events import Ledger
 from hezar_train.hooks import Checkpointed, EvalHook, PeriodicWriter
 from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_records, fetch_weights
+from hezar_train.hub.card import RunFacts, render_card
+from hezar_train.hub.layout import SavedRun
 from hezar_train.plan import Plan
 from hezar_train.report import write_report
 from hezar_train.report.read import read_run, saved_checkpoints, starts_of, time_split
@@ -675,7 +677,7 @@ class RunFolderTarget:
             assert isinstance(found.is_running, bool)
 
     def _command(self, choices: Choices) -> None:
-        what = choices.number(7)
+        what = choices.number(10)
         if what == 0:
             with answers():
                 write_report([self._run], self._root / "report.html")
@@ -683,8 +685,12 @@ class RunFolderTarget:
             command("verify", self._run, *(["--contents"] if choices.number(1) else []))
         elif what <= 6:
             command("audit", self._run)
-        else:
+        elif what == 7:
             command("config", "show", self._run)
+        elif what == 8:
+            render_card(RunFacts(SavedRun(self._run), 12), REPOSITORY, {})
+        else:
+            make_trainer("plateau", self._run, resume_from_checkpoint=True).train()
 
 
 COMMIT = "a" * 40
