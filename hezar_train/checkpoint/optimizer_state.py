@@ -28,6 +28,7 @@ ELEMENTWISE = frozenset(
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 """Settings that say how to compute, not what: those of the optimizer at hand hold, not the checkpoint's."""
 
+LARGEST_WHOLE = 1 << 63
 UNTRIED = (LBFGS, SparseAdam)  # they step with a closure, with sparse gradients
 
 
@@ -69,14 +70,19 @@ def _fitted_group(saved: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 def _is_like(value: Any, own: Any) -> bool:
     """Tell whether a value can stand where another one does: a number for a number, a pair for a pair."""
     if own is None:
-        return value is None or isinstance(value, bool | int | float | str)
+        return value is None or isinstance(value, bool | str) or _is_number(value)
     if isinstance(own, tuple | list):
         return isinstance(value, tuple | list) and len(value) == len(own) and all(map(_is_like, value, own))
     if isinstance(own, Tensor):
         return isinstance(value, Tensor) and value.shape == own.shape and value.is_floating_point()
     if isinstance(own, bool) or not isinstance(own, int | float):
         return isinstance(value, type(own))
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a value is a number that kernels take: they have no whole numbers beyond 64 bits."""
+    return type(value) is float or (type(value) is int and abs(value) < LARGEST_WHOLE)
 
 
 def _needed_names(group: Mapping[str, Any], optimizer: Optimizer) -> Set[str]:
@@ -132,7 +138,7 @@ def _fits(name: Any, value: Any, parameter: Tensor) -> bool:
 
 def _is_count(value: Any) -> bool:
     if not isinstance(value, Tensor):
-        return isinstance(value, int | float) and value >= 0
+        return _is_number(value) and value >= 0
     if value.numel() != 1 or value.is_complex():
         return False
     return hasattr(value, "to_local") or value.item() >= 0  # of a sharded one, only all processes together could tell
