@@ -10,7 +10,8 @@ import difflib
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "nearest",
     "printable",
     "shown_path",
+    "state_for",
     "suggestion",
     "why_unreadable",
 ]
@@ -124,6 +126,19 @@ class TrainingInterrupted(SystemExit):
 
     def __str__(self) -> str:
         return self.message
+
+
+@contextmanager
+def state_for(what: str) -> Iterator[None]:
+    """Turn what an object raises when it is given a state from a checkpoint, which may be anybody's, into our error."""
+    try:
+        yield
+    except HezarTrainError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's state of {what} does not fit: {type(error).__name__}: {str(error)[:300]}"
+        ) from error
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:

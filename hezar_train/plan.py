@@ -445,12 +445,17 @@ def _keywords(given: Mapping[str, Any] | None) -> Any:
     return to_plain(given or {})
 
 
+def _of_text(fold: Callable[[str | None], Any]) -> Callable[[Any], Any]:
+    """Return how to fold a name; what a checkpoint's config has in place of one is another value, whatever it is."""
+    return lambda given: fold(given) if given is None or isinstance(given, str) else to_plain(given)
+
+
 _NORMALISED: dict[str, Callable[[Any], Any]] = {
     "seed": to_plain,
     "dataloader_shuffle": to_plain,
     "reshuffle_each_epoch": to_plain,
     "drop_last": to_plain,
-    "optimizer": optimizer_name,
+    "optimizer": _of_text(optimizer_name),
     "optimizer_kwargs": _keywords,
     "learning_rate": to_plain,
     "momentum": to_plain,
@@ -458,10 +463,10 @@ _NORMALISED: dict[str, Callable[[Any], Any]] = {
     "weight_decay_norm": to_plain,
     "weight_decay_bias": to_plain,
     "max_grad_norm": to_plain,
-    "lr_scheduler": scheduler_name,
+    "lr_scheduler": _of_text(scheduler_name),
     "lr_scheduler_kwargs": _keywords,
     "lr_scheduling_steps": to_plain,
-    "momentum_scheduler": scheduler_name,
+    "momentum_scheduler": _of_text(scheduler_name),
     "momentum_scheduler_kwargs": _keywords,
     "mixed_precision": precision_name,
     "loss_weight": to_plain,

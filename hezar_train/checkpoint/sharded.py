@@ -40,7 +40,7 @@ from hezar_train.checkpoint.manifest import (
     write_file_durably,
 )
 from hezar_train.checkpoint.modules import load_module_state, module_names, unwrap
-from hezar_train.checkpoint.optimizer_state import refuse_other_shapes
+from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.checkpoint.shard_files import (
     FILES,
     Box,
@@ -325,31 +325,11 @@ def load_shards(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer |
     parameters: list[Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
     state = unpack(packed, source.optimizer(tensor_names(packed), parameters))
     try:
-        _refuse_other_groups(state, optimizer)
-        refuse_other_shapes(state, optimizer)
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(fitted_state(state, optimizer))
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the optimizer state of {checkpoint.path} does not fit this optimizer: {error}"
         ) from error
-
-
-def _refuse_other_groups(state: Any, optimizer: Optimizer) -> None:
-    """Raise if settings of the parameter groups are of other types than this optimizer's: it would fail in a step."""
-    for saved, own in zip(state.get("param_groups", []), optimizer.param_groups, strict=False):  # of several, none
-        odd = [name for name in own if name in saved and name != "params" and not _is_like(saved[name], own[name])]
-        if odd:
-            raise TypeError(f"{odd[0]}={ascii(saved[odd[0]])[:80]} in a parameter group, {own[odd[0]]!r} here")
-
-
-def _is_like(value: Any, own: Any) -> bool:
-    """Tell whether a value can stand where another one does; numbers may be tensors, and None may be anything."""
-    if value is None or own is None:
-        return True
-    if isinstance(own, tuple | list):
-        return isinstance(value, tuple | list) and len(value) == len(own) and all(map(_is_like, value, own))
-    numbers = (int, float, Tensor)
-    return isinstance(value, numbers) if isinstance(own, numbers) else isinstance(value, type(own))
 
 
 def load_whole(model: nn.Module, tensors: Mapping[str, Tensor], meta: Any) -> None:

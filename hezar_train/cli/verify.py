@@ -46,6 +46,8 @@ __all__ = [
 
 MEGABYTE = 1_000_000
 MOST_PROBLEMS = 10
+MOST_STATE_BYTES = 256 << 20
+COUNTERS = ("epoch", "position", "update_step", "samples_seen", "global_step")
 
 MOST_POSITIONS = 20_000_000
 """How many positions of shuffles are computed at most: some seconds' work."""

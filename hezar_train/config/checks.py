@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -84,8 +85,8 @@ def number(name: str, value: Any, above: float | None = None, optional: bool = F
         return
     if not (_is_whole(value) or isinstance(value, float)):
         yield wrong_type(name, value, "a number")
-    elif not math.isfinite(value):
-        yield f"{name}={value!r} must be finite"
+    elif not abs(value) <= sys.float_info.max:  # a whole number may be larger, and no float
+        yield f"{name}={value!r:.80} must be finite"
     elif above is not None and value <= above:
         yield f"{name}={value!r} must be greater than {above}"
     elif above is None and value < 0:

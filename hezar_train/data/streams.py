@@ -32,7 +32,7 @@ from hezar_train.data.windows import (
     in_groups,
     in_lockstep,
 )
-from hezar_train.errors import ConfigError, DataError
+from hezar_train.errors import ConfigError, DataError, state_for
 from hezar_train.plan import UNLIMITED, Plan
 from hezar_train.runtime import Processes
 
@@ -103,7 +103,7 @@ class CursorSource:
     def _rest_of_epoch(self, cursor: Any, epoch: int, position: int) -> Iterator[Item]:
         """Yield the items from `position` on, once the data is where the cursor says."""
         if cursor is not None and position == 0:  # it is where the epoch before ended: enter this one from there
-            self._stateful.load_state_dict(cursor)
+            self._go_to(cursor)
             self._set_epoch(epoch)
             if (first := next(items := self._items(epoch, 0), None)) is not None:
                 yield first
@@ -111,8 +111,12 @@ class CursorSource:
                 return
         self._set_epoch(epoch)
         if cursor is not None and position > 0:
-            self._stateful.load_state_dict(cursor)  # after set_epoch, which may reset the place
+            self._go_to(cursor)  # after set_epoch, which may reset the place
         yield from self._items(epoch, position)
+
+    def _go_to(self, cursor: Any) -> None:
+        with state_for(f"the data ({type(self._stateful).__name__})"):
+            self._stateful.load_state_dict(cursor)
 
     def _set_epoch(self, epoch: int) -> None:
         for one in {id(aware): aware for aware in self._epoch_aware()}.values():
@@ -363,7 +367,10 @@ class SplitStreamSource:
         return split_dataset_by_node(self._stream, self._order.rank, self._order.num_processes)
 
     def _go_to(self, cursor: Any) -> None:
-        parts = (cursor or {}).get("parts", [])
+        with state_for(f"the data ({type(self._stream).__name__})"):
+            self._go_to_part((cursor or {}).get("parts", []))
+
+    def _go_to_part(self, parts: Any) -> None:
         if len(parts) != self._processes.count:
             raise DataError(
                 f"this epoch of the stream was begun by {len(parts)} processes, each with files of its own; there are "

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from hezar_train.config import TrainerConfig
 from hezar_train.config.fields import STOPPING_MODES, Goal
-from hezar_train.errors import ConfigError, DataError, choices, nearest, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, DataError, choices, nearest, suggestion
 
 __all__ = [
     "EarlyStopper",
@@ -59,8 +59,14 @@ class Patience:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` returned, also of a shorter or longer patience."""
-        self.best, self.num_stalled = state["best"], state["num_stalled"]
-        self.recent = deque(state["recent"], maxlen=self.patience)
+        best, num_stalled, recent = state["best"], state["num_stalled"], state["recent"]
+        is_counted = type(num_stalled) is int and num_stalled >= 0 and isinstance(recent, list)
+        if not is_counted or not all(map(_is_result, [best, *recent])):
+            raise CheckpointError(
+                f"the checkpoint's early stopping counts {state!r:.200}, which is no count of results"
+            )
+        self.best, self.num_stalled = best, num_stalled
+        self.recent = deque(recent, maxlen=self.patience)
 
     def __str__(self) -> str:
         """Say what was not improved on."""
@@ -140,7 +146,9 @@ class Stopping:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; what was counted of another metric, or in another way, is left."""
-        if (state.get("metric"), state.get("mode")) == (self._metric, self._patience.mode):
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"the checkpoint's early stopping is a {type(state).__name__}; expected its counts")
+        if [state.get("metric"), state.get("mode")] == [self._metric, self._patience.mode]:
             self._patience.load_state_dict(state)
 
 
@@ -212,6 +220,11 @@ def objective_of(key: str, set_names: Sequence[str], objective: Callable[[str], 
     for one in filter(None, set_names):
         name = name.removeprefix(f"{one}.")
     return "minimize" if name == "loss" else objective(name)
+
+
+def _is_result(value: Any) -> bool:
+    """Tell whether a saved value is what an evaluation leaves: a finite number, or nothing."""
+    return value is None or (type(value) in (int, float) and abs(value) < math.inf)
 
 
 def _value_of(key: str, metrics: Mapping[str, float]) -> float | None:

@@ -21,6 +21,7 @@ from hezar_train.errors import DataError, printable
 from hezar_train.events import read_rows, read_starts
 from hezar_train.hub.client import names_hub_weights, parse_address, redact
 from hezar_train.hub.layout import CARD_FILE, TRAIN_FOLDER, SavedRun
+from hezar_train.report.read import LARGEST, is_moment, is_number
 from hezar_train.run_layout import CURVES_FILE, HEZAR_CONFIG_FILE, METRICS_FILE, MODEL_FILE
 from hezar_train.types import TaskType
 
@@ -172,8 +173,8 @@ def _page(facts: RunFacts, repo_id: str, files: Mapping[str, Path]) -> str:
 
 def _opening(facts: RunFacts) -> str:
     task = f" for {_plain(facts.task.replace('_', ' '))}" if facts.task else ""
-    model = (facts.environment.get("model") or {}).get("class")
-    size = (facts.environment.get("model") or {}).get("num_parameters")
+    described = _named(facts.environment.get("model"))
+    model, size = described.get("class"), described.get("num_parameters")
     what = f"A {_code(model)}" + (f" with {size:,} parameters" if isinstance(size, int) else "") if model else "A model"
     return f"{what}, trained{task} with {LIBRARY}."
 
@@ -213,10 +214,10 @@ def _data(facts: RunFacts) -> str:
 
 
 def _machine(facts: RunFacts) -> str:
-    rows = list((facts.environment.get("hardware") or {}).items())
+    rows = list(_named(facts.environment.get("hardware")).items())
     if facts.hours is not None:
         rows.append(("hours", f"{facts.hours:.2f}" if facts.hours >= 0.01 else f"{facts.hours:.5f}"))
-    rows += list((facts.environment.get("versions") or {}).items())
+    rows += list(_named(facts.environment.get("versions")).items())
     return "## Where it was trained\n\n" + _table(("what", "value"), rows) if rows else ""
 
 
@@ -338,7 +339,7 @@ class RunFacts:
         starts = read_starts(run.layout.root)
         self.environment: dict[str, Any] = starts[-1] if starts else {}
         self._evaluation = run.evaluation_at(step)
-        self.hours = _hours(run, [float(one.get("time", 0.0)) for one in starts])
+        self.hours = _hours(run, [float(one["time"]) for one in starts if is_moment(one.get("time"))])
 
     @property
     def task(self) -> str | None:
@@ -360,8 +361,8 @@ class RunFacts:
         """Return the metrics of the evaluation, each with its interval where one was computed."""
         found = {
             str(name): float(value)
-            for name, value in (self._evaluation.get("metrics") or {}).items()
-            if isinstance(value, int | float) and math.isfinite(value)
+            for name, value in _named(self._evaluation.get("metrics")).items()
+            if is_number(value) and abs(value) <= LARGEST
         }
         bounds = {f"{name}{end}" for name in found for end in (".low", ".high") if f"{name}{end}" in found}
         return [
@@ -379,10 +380,10 @@ class RunFacts:
 
     def data(self) -> dict[str, dict[str, Any]]:
         """Return what is known of each dataset, by its use."""
-        data = self.environment.get("data") or {}
-        found = {"training": data.get("train") or {}}
-        for name, one in (data.get("evaluation") or {}).items():
-            found[f"evaluation {name}".strip()] = one
+        data = _named(self.environment.get("data"))
+        found = {"training": _named(data.get("train"))}
+        for name, one in _named(data.get("evaluation")).items():
+            found[f"evaluation {name}".strip()] = _named(one)
         return {use: one for use, one in found.items() if one}
 
     def base_model(self) -> str | None:
@@ -394,11 +395,16 @@ class RunFacts:
 
     def _split(self, key: str, value: float) -> tuple[str, float, str]:
         """Return (metric, value, set) of a key, which begins with the set's name where there are several."""
-        sets = (self.environment.get("data") or {}).get("evaluation") or {}
+        sets = _named(_named(self.environment.get("data")).get("evaluation"))
         for name in sorted(filter(None, sets), key=len, reverse=True):
             if key.startswith(f"{name}."):
                 return key.removeprefix(f"{name}."), value, str(name)
         return key, value, ""
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """Return names with values as they are; a record that holds something else in their place holds none."""
+    return value if isinstance(value, dict) else {}
 
 
 def _hours(run: SavedRun, starts: list[float]) -> float | None:

@@ -57,6 +57,7 @@ NO_CACHE = ".no-cache"  # a folder that is never made
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 LONGEST_STEP = 20
 LONGEST_NAME = 96  # what the Hub allows for each part
+LONGEST_ADDRESS = 250
 PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
@@ -104,8 +105,8 @@ def names_hub_weights(value: str | os.PathLike[str]) -> bool:
         return False
     if is_hub_address(value):
         return True
-    repo_id = value.partition("@")[0]
-    return not Path(value).exists() and not list(_repo_id_problems(repo_id))
+    # The form first: the system refuses to look for a name of thousands of letters.
+    return not _repo_id_problems(value.partition("@")[0]) and len(value) <= LONGEST_ADDRESS and not Path(value).exists()
 
 
 def parse_address(text: str) -> HubAddress:
@@ -309,6 +310,8 @@ class Repository:
             raise HubError(f"{words}: {_line(error)} Unset HF_HUB_OFFLINE to reach it.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError) as error:  # the last: what Xet raises
             raise HubUnreachableError(f"{words}: {_line(error)}") from None
+        except (AttributeError, LookupError, TypeError) as error:  # what the client does with an answer of another form
+            raise HubError(f"{words}: the answer is not of the form that the Hub gives: {_line(error)}") from None
         except ValueError as error:  # a name, or metadata of the card, that the Hub does not allow
             raise HubError(f"{words}: {_line(error)}") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hezar_train.checkpoint.optimizer_state import refuse_other_shapes
+from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.errors import CheckpointError, ConfigError, choices
 from hezar_train.optim import Schedule
 
@@ -47,8 +47,7 @@ class OptimizerDict(Optimizer):
         """Give each its state back."""
         _refuse_others("optimizers", self.optimizers, state_dict)
         for name, optimizer in self.optimizers.items():
-            refuse_other_shapes(state_dict[name], optimizer)
-            optimizer.load_state_dict(state_dict[name])
+            optimizer.load_state_dict(fitted_state(state_dict[name], optimizer))
         self.param_groups = self._groups()  # torch makes new ones
 
     def _groups(self) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from weakref import ReferenceType
 
 from torch import Tensor, tensor
 from torch.optim import Optimizer, RMSprop
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiplicativeLR, OneCycleLR, ReduceLROnPlateau
 
 from hezar_train.config.names import scheduler_name
 from hezar_train.errors import CheckpointError, ConfigError, a_kind, choices, suggestion
@@ -61,6 +61,9 @@ _SAMPLED_TICKS = 1000  # points of a curve that are tried when it is built
 # such a number its spelling under the second.
 _PAIRS = "__pairs__"
 _NUMBER = "__number__"
+
+_BEST = "best"  # of `Falls`, before the first evaluation None
+_LARGEST = 1 << 53
 
 
 class Schedule:
@@ -107,8 +110,17 @@ class Schedule:
         """Go on by one tick of the learning rate, now."""
         if isinstance(self.scheduler, OneCycleLR):
             self._hold_at_the_end(self.scheduler)
-        if self.scheduler is not None and not self.is_plateau:
+        if self.scheduler is None or self.is_plateau:
+            return
+        try:
             self.scheduler.step()
+        except (ArithmeticError, ValueError) as error:
+            if not _is_known(self.scheduler):  # a user's own
+                raise
+            raise ConfigError(
+                f"The schedule {self.name} cannot go on after tick {self.scheduler.last_epoch}: {error}. Its settings, "
+                "or those that came with a checkpoint, lead to rates that cannot be computed."
+            ) from error
 
     def tick_momentum(self) -> None:
         """Go on by one tick of the momentum, now."""
@@ -179,6 +191,12 @@ class Schedule:
                 f"The checkpoint's schedule drives {len(state['groups'])} parameter groups, this run's {len(groups)}. "
                 "Build the optimizer with the groups that it had."
             )
+        own = self.state_dict()
+        _refuse_other_attributes(state["scheduler"], own["scheduler"], scheduler)
+        for saved, present in zip(state["groups"], own["groups"], strict=True):
+            _refuse_other_settings(saved, present)
+        if type(state["held_ticks"]) is not int:
+            raise CheckpointError(f"The checkpoint's schedule has held_ticks={state['held_ticks']!r:.80}.")
         scheduler.load_state_dict(from_plain(state["scheduler"], scheduler.state_dict()))
         for group, saved in zip(groups, state["groups"], strict=True):
             _restore_group(group, saved)
@@ -245,6 +263,65 @@ def _cycles_momentum(scheduler: Any) -> bool:
     return getattr(scheduler, "cycle_momentum", False) or any(_cycles_momentum(part) for part in parts)
 
 
+def _is_known(scheduler: LRScheduler) -> bool:
+    """Tell whether a scheduler is torch's or this package's, with no code of a user in it."""
+    kinds = (LambdaLR, MultiplicativeLR)
+    parts = (scheduler, *getattr(scheduler, "_schedulers", ()))
+    is_ours = type(scheduler).__module__.startswith(("torch.", "hezar_train."))
+    return is_ours and not any(isinstance(part, kinds) for part in parts)
+
+
+def _refuse_other_attributes(saved: Any, present: Any, scheduler: LRScheduler) -> None:
+    """Raise if a saved state would put something else in the place of a scheduler's methods, parts or numbers.
+
+    Torch makes every name of a state an attribute. A user's own scheduler may keep whatever it likes under names that
+    it does not have at its start.
+    """
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"The checkpoint's schedule is a {type(saved).__name__}; expected names with values.")
+    for name, value in saved.items():
+        is_new = name not in present
+        if hasattr(scheduler, name) if is_new else _is_known(scheduler) and not _is_like(value, present[name]):
+            here = "not saved" if is_new else f"{present[name]!r:.80}"
+            raise CheckpointError(f"The checkpoint's schedule has {name}={value!r:.80}, which is {here} here.")
+
+
+def _refuse_other_settings(saved: Any, present: Any) -> None:
+    """Raise if a saved group has other things than the numbers that a scheduler drives."""
+    names = saved.keys() if isinstance(saved, dict) else {""}
+    if names - set(_DRIVEN) or not all(_is_like(saved[name], present.get(name, 0.0)) for name in names):
+        raise CheckpointError(f"The checkpoint's schedule drives {saved!r:.160}, here {present!r:.160}.")
+
+
+def _is_like(saved: Plain, present: Plain, name: str = "") -> bool:
+    """Tell whether a saved value has the form of the one that stands there: its kind, its names, its length."""
+    if _is_number(present):
+        return _is_number(saved) or (saved is None and name == _BEST)
+    if present is None:
+        return saved is None or _is_number(saved)
+    if isinstance(present, list):
+        return isinstance(saved, list) and len(saved) == len(present) and all(map(_is_like, saved, present))
+    if isinstance(present, dict) and _PAIRS in present:
+        return isinstance(saved, dict) and saved.keys() == {_PAIRS} and _are_counts(saved[_PAIRS])
+    if isinstance(present, dict):
+        is_same = isinstance(saved, dict) and saved.keys() == present.keys()
+        return is_same and all(_is_like(saved[key], present[key], key) for key in present)  # type: ignore[index, call-overload]
+    return saved == present if isinstance(present, str) else type(saved) is type(present)
+
+
+def _is_number(value: Plain) -> bool:
+    if isinstance(value, dict):
+        return value.keys() == {_NUMBER} and value[_NUMBER] in ("inf", "-inf", "nan")
+    return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
+
+
+def _are_counts(pairs: Plain) -> bool:
+    """Tell whether pairs are those of a counter of ticks."""
+    if not isinstance(pairs, list):
+        return False
+    return all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) for pair in pairs)
+
+
 def _restore_group(group: dict[str, Any], saved: dict[str, Any]) -> None:
     """Write the saved values into a group; a rate that is a tensor stays the same tensor."""
     for key, plain in saved.items():
@@ -296,6 +373,9 @@ class MomentumSchedule:
                 f"this run's {self.curve.name} over {len(self._first)}. Set momentum_scheduler back, or start a new "
                 "run from the checkpoint's weights."
             )
+        own = self.state_dict()
+        if odd := [name for name in own if not _is_like(state[name], own[name])]:
+            raise CheckpointError(f"The checkpoint's momentum schedule has {odd[0]}={state[odd[0]]!r:.80}.")
         self._ticks, self._first = state["ticks"], list(state["first"])
         self._falls = Falls(**from_plain(state["falls"], {}))
         for group, value in zip(self.optimizer.param_groups, state["now"], strict=True):

@@ -579,7 +579,7 @@ def _recorded_split(rows: list[Row], starts: list[Start]) -> TimeSplit:
 def _seconds_of(start: Start) -> dict[str, float]:
     found = start.record.get("seconds")
     pairs = found.items() if isinstance(found, dict) else ()
-    return {str(name): float(value) for name, value in pairs if is_number(value) and 0 <= value < math.inf}
+    return {str(name): float(value) for name, value in pairs if is_number(value) and 0 <= value <= LARGEST}
 
 
 def _seconds_before_evaluations(rows: list[Row]) -> float:

@@ -31,12 +31,13 @@ from hezar_train.checkpoint import (
     load_shards,
     unwrap,
 )
+from hezar_train.checkpoint.format import tensor_names
 from hezar_train.checkpoint.manifest import read_best_step
-from hezar_train.checkpoint.optimizer_state import refuse_other_shapes
+from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, to_yaml
 from hezar_train.data import Source
-from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError, choices
+from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError, choices, state_for
 from hezar_train.events import EventStorage
 from hezar_train.hub import (
     fetch_checkpoint,
@@ -62,6 +63,7 @@ from hezar_train.trainer.train_step import Optimization
 __all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "load_initial_weights"]
 
 NAMES = ("best", "last")
+MOST_STEPS = 1 << 62
 NAMED_VALUES = ("plan", "schedule", "hooks", "measured")
 """What a checkpoint holds beside model, optimizer and state, each as names with values."""
 
@@ -171,12 +173,15 @@ class Checkpointing:
         """Bring every object back to where the checkpoint has it."""
         load_shards(checkpoint, self._model, self._optimization.optimizer)
         extra = checkpoint.extra()
-        self._optimization.schedule.load_state_dict(extra["schedule"])
-        if self._scaler is not None and extra["scaler"] is not None:
-            self._scaler.load_state_dict(extra["scaler"])
+        with state_for("the schedule"):
+            self._optimization.schedule.load_state_dict(extra["schedule"])
+        if self._scaler is not None and extra.get("scaler") is not None:
+            with state_for("the gradient scaler"):
+                self._scaler.load_state_dict(extra["scaler"])
         if extra.get("stopping") is not None:
-            self._setup.stopping.load_state_dict(extra["stopping"])
-        self._cursor, self._measured = extra["data"], extra["measured"]
+            with state_for("early stopping"):
+                self._setup.stopping.load_state_dict(extra["stopping"])
+        self._cursor, self._measured = extra.get("data"), extra["measured"]
         self._state.update(checkpoint.state())
         self._hook_states = extra["hooks"]
         self._restore_hooks(self.hooks)
@@ -185,9 +190,9 @@ class Checkpointing:
         """Give hooks the state that the checkpoint has for them, those included that are added after it was read."""
         for name, hook in self._named_hooks():
             if name in self._hook_states and any(hook is one for one in hooks):
-                if isinstance(kept := getattr(hook, "kept", None), Optimizer):
-                    refuse_other_shapes(self._hook_states[name], kept)
-                hook.load_state_dict(self._hook_states[name])
+                with state_for(f"the hook {name}"):
+                    kept, state = getattr(hook, "kept", None), self._hook_states[name]
+                    hook.load_state_dict(fitted_state(state, kept) if isinstance(kept, Optimizer) else state)
 
     def _tell_of_lost_hooks(self) -> None:
         """Warn of states in the restored checkpoint that nobody has taken: the next save will not have them."""
@@ -415,13 +420,29 @@ def refuse_nonsense(checkpoint: Checkpoint) -> None:
     kept = extra if isinstance(extra, Mapping) else {}
     if odd := [name for name in NAMED_VALUES if not isinstance(kept.get(name), Mapping)]:
         raise CheckpointError(f"{checkpoint.path} holds no names with values as {odd[0]!r}")
-    if not isinstance(kept.get("facts") or {}, Mapping):
-        raise CheckpointError(f"{checkpoint.path} holds facts of the run that are not names with values")
+    if not isinstance(kept.get("facts") or {}, Mapping) or not _is_plain(checkpoint, "facts"):
+        raise CheckpointError(f"{checkpoint.path} holds facts of the run that are not names with plain values")
+    if not all(map(_is_measured, kept["measured"].items())):
+        raise CheckpointError(f"{checkpoint.path} holds measured values that are not numbers with their steps")
     try:
         read_mapping(checkpoint.path / CONFIG_FILE)
         Plan.from_dict(kept["plan"])
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
+def _is_plain(checkpoint: Checkpoint, name: str) -> bool:
+    """Tell whether a part of what is saved beside model and optimizer has neither tensors nor arrays."""
+    extra = checkpoint.packed("extra")
+    return not tensor_names(extra.get(name) if isinstance(extra, dict) else None)
+
+
+def _is_measured(item: tuple[Any, Any]) -> bool:
+    """Tell whether a name has a number, the step that it is of, and whether to smooth it."""
+    match item:
+        case [str(), [int() | float(), int(step), None | True | False]]:
+            return 0 <= step < MOST_STEPS
+    return False
 
 
 def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, facts: Mapping[str, Any]) -> None:
@@ -503,11 +524,11 @@ def _set_weight_decay(optimizer: Optimizer, config: TrainerConfig, model: nn.Mod
 
 def _cut_window(checkpoint: Checkpoint, old: Plan, new: Plan) -> list[str]:
     """Tell of an update that an earlier `max_steps` cut short: a longer run would have made it whole."""
-    state = checkpoint.state()
-    is_cut = state["position"] % old.window_samples and not state["epoch_finished"]
+    state = TrainerState.from_dict(checkpoint.state())
+    is_cut = state.position % old.window_samples and not state.epoch_finished
     if not is_cut or old.num_samples is None or new.counted_steps <= old.counted_steps:
         return []
-    return [f"max_steps: it ended the run at step {state['global_step']}, inside an update that would now be whole"]
+    return [f"max_steps: it ended the run at step {state.global_step}, inside an update that would now be whole"]
 
 
 def fetch_into(folder: RunFolder, address: str, own_config: Mapping[str, Any]) -> Path:

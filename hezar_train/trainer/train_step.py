@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hezar_train.data import Window, form_of, note_samples, seed_device, step_seeds
-from hezar_train.errors import DataError, HookError
+from hezar_train.errors import ConfigError, DataError, HookError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
 from hezar_train.loop import DONE_BY_USER, Context, HookSet, Moment, Verbs, add_loss, refuse_non_finite, share_of
@@ -396,6 +396,13 @@ class Optimization:
             self._scaler.step(self.optimizer)
             self._scaler.update()
             return bool(self._scaler.get_scale() >= before)
+        except (AttributeError, LookupError, TypeError) as error:
+            if not _is_raised_by_torch_optim(error):  # but by a user's own optimizer, or a hook on it
+                raise
+            raise ConfigError(
+                f"{type(self.optimizer).__name__} cannot step: {type(error).__name__}: {str(error)[:300]}. Its "
+                "settings, or the state that came with a checkpoint, do not fit the parameters."
+            ) from error
         finally:
             self._own_steps.is_ours = False
 
@@ -423,6 +430,13 @@ class Optimization:
         if self._is_sharded:
             return local_gradients(self._parameters)
         return [p.grad for p in self._parameters if p.grad is not None]
+
+
+def _is_raised_by_torch_optim(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("torch.optim.")
 
 
 def _call_weak(method: weakref.WeakMethod[Callable[..., None]], *arguments: Any) -> None:
