@@ -88,14 +88,15 @@ def _is_number(value: Any) -> bool:
 def _needed_names(group: Mapping[str, Any], optimizer: Optimizer) -> Set[str]:
     """Return what one of torch's optimizers keeps of a parameter, by stepping one value with the settings of a group.
 
-    Its constructor refuses numbers that it cannot work with.
+    Its constructor refuses numbers that it cannot work with; a rate below zero is one to which a schedule may come.
     """
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim.") or isinstance(optimizer, UNTRIED):
         return frozenset()
     known = inspect.signature(kind).parameters.keys() - {"params", *IMPLEMENTATION}
     parameter = torch.zeros(1, 1, requires_grad=True)
-    tried = kind([parameter], **{name: group[name] for name in known if name in group})
+    settings = {name: group[name] for name in known if name in group}
+    tried = kind([parameter], **{**settings, "lr": abs(settings["lr"])} if "lr" in settings else settings)
     parameter.grad = torch.zeros_like(parameter)
     tried.step()
     # Plain gradient descent makes up for a momentum that is not there.

@@ -639,7 +639,7 @@ class TestWithoutAModel:
         equal_runs("plain", "late")
 
     def test_a_trainer_that_has_no_model_says_how_to_get_one(self, tmp_path: Path, rows: Any) -> None:
-        with pytest.raises(ConfigError, match=r"build_model\(\).*missing: model$"):
+        with pytest.raises(ConfigError, match=r"build_model\(\).*missing: model\."):
             Trainer(TrainerConfig(tmp_path), None, rows())
 
 

@@ -192,7 +192,7 @@ class TestBuilding:
         assert seen == [1, 2]
 
     def test_a_number_among_the_hooks_is_a_type_error(self, toy: Build) -> None:
-        with pytest.raises(TypeError, match="hooks holds 3"):
+        with pytest.raises(TypeError, match="hooks holds an int"):
             toy(hooks=[3])
 
 

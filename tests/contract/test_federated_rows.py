@@ -555,7 +555,7 @@ class TestDataForms:
         assert trainer.train().num_samples == 20
         with pytest.raises(TypeError, match="expected a dict of splits"):
             parse_splits([1, 2])
-        with pytest.raises(TypeError, match="'train' is a int"):
+        with pytest.raises(TypeError, match="'train' is an int"):
             toy(arguments={"train_dataset": {"train": 3}})
         assert parse_splits({"train": rows()})["num_val_data"] == 0
 

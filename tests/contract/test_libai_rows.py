@@ -127,7 +127,6 @@ class TestSettings:
             ("num_accumulation_steps", "gradient_accumulation_steps"),
             ("train_iter", "max_steps"),
             ("train_epoch", "num_epochs"),
-            ("warmup_ratio", "lr_scheduler_kwargs"),
             ("amp", "mixed_precision"),
             ("activation_checkpoint", "gradient_checkpointing"),
             ("checkpointer", "save_steps"),
@@ -145,6 +144,10 @@ class TestSettings:
     def test_its_fields_are_answered_with_ours(self, theirs: str, ours: str) -> None:
         with pytest.raises(ConfigError, match=f"'{theirs}' is not a field. Here it is called '{ours}'"):
             TrainerConfig("run", **{theirs: 1})
+
+    def test_its_warmup_is_answered_with_a_schedule_that_has_one(self) -> None:
+        with pytest.raises(ConfigError, match=r"'warmup_ratio' is not a field.*lr_scheduler='warmup_linear'"):
+            TrainerConfig("x", warmup_ratio=0.1)  # type: ignore[call-arg]
 
     def test_activations_are_computed_again_by_the_models_own_method_or_refused(
         self, toy: Build, classifier: Any

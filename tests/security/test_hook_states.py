@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 
 from hezar_train.checkpoint import Checkpointer
 from hezar_train.compat.federatedscope.kept import KeptNames
@@ -77,6 +79,8 @@ class Owner:
     def __init__(self) -> None:
         self.loss_iter, self.loss_history, self.checkpoint_dir = 3, np.zeros(4), "checkpoints"
         self.num_epochs = 2
+        self.lr_scheduler: Any = None
+        self.mtm_scheduler: Any = None
 
     def save(self) -> str:
         return self.checkpoint_dir
@@ -101,8 +105,24 @@ def test_a_checkpoint_sets_no_attribute_that_it_would_not_have_kept(values: Any)
 )
 def test_a_checkpoint_sets_nothing_but_numbers_of_a_schedule(schedules: Any) -> None:
     owner = Owner()
+    owner.lr_scheduler = owner.mtm_scheduler = StepLR(SGD(nn.Linear(1, 1).parameters(), 0.1), 1)
     with pytest.raises(CheckpointError):
         Keeper(owner, ()).load_state_dict({"values": {}, "schedules": schedules})
+
+
+@pytest.mark.parametrize("numbers", [{"rate": "x"}, [5], {5: 5}])
+def test_what_waits_for_a_schedule_is_numbers(numbers: Any) -> None:
+    with pytest.raises(CheckpointError):
+        Keeper(Owner(), ()).load_state_dict({"values": {}, "schedules": {"lr_scheduler": numbers}})
+
+
+def test_what_waited_for_a_schedule_takes_no_method_of_it() -> None:
+    owner = Owner()
+    keeper = Keeper(owner, ())
+    keeper.load_state_dict({"values": {}, "schedules": {"lr_scheduler": {"step": 5}}})
+    owner.lr_scheduler = StepLR(SGD(nn.Linear(1, 1).parameters(), 0.1), 1)
+    with pytest.raises(CheckpointError):
+        keeper.on_fit_start(None)
 
 
 def test_counters_arrays_and_tensors_come_back() -> None:

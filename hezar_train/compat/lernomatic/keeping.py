@@ -67,6 +67,8 @@ class Keeper(Hook):
         if not isinstance(values, Mapping) or not isinstance(schedules, Mapping) or schedules.keys() - set(SCHEDULES):
             raise CheckpointError("the stored attributes of the trainer are not of the form that is kept")
         put_plain(self._owner, values, own_values(self._owner), but=self._settings)
+        for numbers in schedules.values():
+            _refuse_others(None, numbers, _is_kept_number)
         self._waiting = {name: numbers for name, numbers in schedules.items() if numbers}
         self._fill_schedules()
 
@@ -97,9 +99,13 @@ def put_plain(owner: Any, values: Any, own: Mapping[str, Any], but: Iterable[str
 
 
 def _put_numbers(schedule: Any, values: Any) -> None:
-    _refuse_others(schedule, values, lambda _, value: isinstance(value, KEPT))
+    _refuse_others(schedule, values, _is_kept_number)
     for name, value in values.items():
         setattr(schedule, name, value)
+
+
+def _is_kept_number(_: str, value: Any) -> bool:
+    return isinstance(value, KEPT)
 
 
 def _refuse_others(
