@@ -212,5 +212,6 @@ def _line(title: str, names: list[str]) -> str:
     if not names:
         return ""
     more = f", and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    shown = [name if name.isprintable() else ascii(name) for name in names[:SHOWN_NAMES]]  # they may come from a file
+    # they may come from a file, and need not be names
+    shown = [name if isinstance(name, str) and name.isprintable() else ascii(name) for name in names[:SHOWN_NAMES]]
     return f"  {title}: {', '.join(shown)}{more}"

@@ -46,6 +46,8 @@ JSON_SUFFIXES = (".json",)
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the last is what a file-size limit says
 NO_FOLDER_FSYNC_ERRNOS = frozenset({errno.EINVAL, errno.ENOTSUP})
 PREFIX_OF_TAGS = "tag:yaml.org,2002:"
+FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
+"""A number as YAML 1.2 writes it: `1e-5`, which YAML 1.1 takes for text."""
 MOST_FILE_BYTES = 64 << 20
 MOST_YAML_BYTES = 1 << 20
 MOST_YAML_VALUES = 100_000
@@ -130,10 +132,14 @@ def to_yaml(mapping: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quote text that has a line break of any kind: in other styles some breaks read back as spaces."""
+    """Quote text that would read back as something else.
+
+    That is text with a line break of any kind (in other styles some breaks read back as spaces), and what only this
+    package's reader takes for a number.
+    """
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        style = '"' if text and text.splitlines() != [text] else None
+        style = '"' if text and (text.splitlines() != [text] or FLOAT.fullmatch(text)) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -295,7 +301,7 @@ def _follow_yaml_1_2() -> None:
     )
     _Loader.add_implicit_resolver(
         f"{PREFIX_OF_TAGS}float",
-        re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+        FLOAT,
         list("-+.0123456789"),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -224,7 +225,7 @@ def objective_of(key: str, set_names: Sequence[str], objective: Callable[[str], 
 
 def _is_result(value: Any) -> bool:
     """Tell whether a saved value is what an evaluation leaves: a finite number, or nothing."""
-    return value is None or (type(value) in (int, float) and abs(value) < math.inf)
+    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
 
 
 def _value_of(key: str, metrics: Mapping[str, float]) -> float | None:

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 REFRESH_SECONDS = 0.25
+LONGEST_SHOWN = timedelta(days=9999)
 
 _NUMBER_WIDTH = 8  # at least three digits: 0.000123, 1.23e-05
 _PACE_WIDTH = len("123,456 samples/s")
@@ -270,7 +271,11 @@ def _samples_per_second(pace: float | None) -> str:
 
 
 def _time_left(seconds: float | None) -> str:
-    return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
+    if seconds is None:
+        return ""
+    if seconds > LONGEST_SHOWN.total_seconds():
+        return f"more than {LONGEST_SHOWN.days} days left"
+    return f"{timedelta(seconds=round(seconds))} left"
 
 
 class Pace:

@@ -184,6 +184,8 @@ class Checkpointing:
         self._cursor, self._measured = extra.get("data"), extra["measured"]
         self._state.update(checkpoint.state())
         self._hook_states = extra["hooks"]
+        if not all(isinstance(name, str) for name in self._hook_states):
+            raise CheckpointError(f"{checkpoint.path} keeps states of hooks under names that are no text")
         self._restore_hooks(self.hooks)
 
     def _restore_hooks(self, hooks: Sequence[Hook]) -> None:

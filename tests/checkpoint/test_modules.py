@@ -177,3 +177,10 @@ def test_a_lazy_module_is_refused_until_it_has_seen_a_batch() -> None:
     target = nn.LazyLinear(3)
     load_module_state(target, *module_state(nn.Linear(2, 3)))
     assert target.weight.shape == (3, 2)
+
+
+def test_what_is_no_name_in_a_file_is_told_as_what_does_not_fit() -> None:
+    model = nn.Linear(2, 1)
+    tensors, meta = module_state(model)
+    with pytest.raises(CheckpointError, match=r"not in the model: \(1, 'x'\)"):
+        load_module_state(model, {**tensors, (1, "x"): torch.zeros(1)}, meta)  # type: ignore[dict-item]

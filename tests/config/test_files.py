@@ -185,3 +185,8 @@ def test_yaml_keeps_the_order_and_the_letters() -> None:
 @pytest.mark.parametrize("text", ["0\x85", "a\u2028b", "x\u2029", "two\nlines\n", "\r", "", "a\x0bb", "سلام‌ دنیا"])
 def test_a_line_break_of_any_kind_survives_yaml(text: str) -> None:
     assert parse_yaml(to_yaml({"a": text}), Path("a.yaml")) == {"a": text}
+
+
+@pytest.mark.parametrize("text", ["1e400", "1e5", "-.5e-3", "2E+7", "1e-5"])
+def test_text_that_looks_like_a_number_stays_text(text: str) -> None:
+    assert parse_yaml(to_yaml({"a": text, text: 1}), Path("a.yaml")) == {"a": text, text: 1}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import ConfigError, DataError
+from hezar_train.errors import CheckpointError, ConfigError, DataError
 from hezar_train.hooks.early_stopping import EarlyStopper, Patience, Stopping, metric_key_of, objective_of
 
 # few different values, so that plateaus, ties and exact thresholds are common
@@ -288,3 +288,9 @@ class TestEarlyStopper:
     def test_an_empty_history_is_refused(self) -> None:
         with pytest.raises(DataError, match="empty history"):
             EarlyStopper().track_and_check([])
+
+
+def test_results_that_no_float_holds_are_refused() -> None:
+    rule = Patience(3, 0.0, "mean", "minimize")
+    with pytest.raises(CheckpointError, match="no count of results"):
+        rule.load_state_dict({"best": None, "num_stalled": 0, "recent": [10**400]})

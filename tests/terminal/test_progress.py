@@ -421,3 +421,8 @@ def test_standard_output_is_left_alone(capsys):
     shown = capsys.readouterr().out
     assert "1/10" in shown
     assert "\x1b[?25l" not in shown
+
+
+def test_a_time_that_no_calendar_holds_is_still_told() -> None:
+    assert module._time_left(1e300) == "more than 9999 days left"
+    assert module._time_left(3661.2) == "1:01:01 left"
