@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
@@ -95,8 +96,8 @@ def test_all_processes_begin_with_the_weights_of_the_main_one(tmp_path: Path) ->
         with torch.no_grad():
             for parameter in trainer.model.parameters():
                 parameter.add_(trainer.runtime.rank)
-        trainer.config.sharding = "full"
-        again = type(trainer)(trainer.config, trainer.model, trainer.train_dataset)
+        config = copy.deepcopy(trainer.config).update({"sharding": "full"})
+        again = type(trainer)(config, trainer.model, trainer.train_dataset)
         return again.get_model_para()
 
     first, second = on_ranks(2, work)

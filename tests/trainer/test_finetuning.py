@@ -253,3 +253,17 @@ def test_another_config_counts_for_finetuning_too(build: Build) -> None:
     trainer.reconfigure(copy.deepcopy(trainer.config).update({"gradient_accumulation_steps": 2}))
     trainer.finetune()
     assert updates == [True] * 4 + [False, True] * 2
+
+
+def test_gradients_of_a_window_that_failed_do_not_reach_it(build: Build) -> None:
+    def fail(_: Context) -> None:
+        raise RuntimeError("out of memory")
+
+    settings = {"gradient_accumulation_steps": 2, "finetune_steps": 4}
+    failed, fresh = build("failed", **settings), build("fresh", **settings)
+    failed.register_hook_in_train(fail, "on_batch_end")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        failed.train()
+    failed.finetune()
+    fresh.finetune()
+    assert changed(state_of(fresh), failed) == set()

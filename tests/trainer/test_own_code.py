@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from hezar_train import Trainer, TrainerConfig
 from hezar_train.errors import ConfigError, DataError, HookError
-from hezar_train.loop import Context, HookSet
+from hezar_train.loop import Context, Hook, HookSet
+from hezar_train.types import Mode
 
 Build = Callable[..., Trainer]
 
@@ -397,3 +398,50 @@ class TestEvaluation:
         own.reset_hook_in_eval(moment, name)
         with pytest.raises(HookError, match="the evaluation has no result"):
             own.evaluate(rows(4))
+
+
+def no_schedule(*_: Any, **__: Any) -> Any:
+    raise ConfigError("no schedule today")
+
+
+def test_a_config_that_cannot_be_scheduled_leaves_the_trainer_as_it_was(toy: Any) -> None:
+    trainer = toy(num_epochs=2)
+    config, schedule = trainer.config, trainer.lr_scheduler
+    wanted = copy.deepcopy(config).update({"num_epochs": 5, "lr_scheduler": f"{__name__}.no_schedule"})
+    with pytest.raises(ConfigError, match="no schedule today"):
+        trainer.reconfigure(wanted)
+    assert (trainer.config.num_epochs, trainer.lr_scheduler) == (2, schedule)
+    assert trainer.train().epoch == 2
+
+
+def test_what_takes_a_hooks_place_is_a_function(toy: Any) -> None:
+    with pytest.raises(HookError, match="expected a function of the context"):
+        toy().hooks[Mode.TRAIN].replace(None, "on_batch_end", "count")
+
+
+def test_a_slice_of_hooks_stays_before_what_is_due(toy: Any) -> None:
+    trainer, order = toy(max_steps=2, log_steps=1), []
+    hooks = trainer.hooks_in_train["on_batch_end"]
+    hooks[len(hooks) :] = [lambda ctx: order.append(trainer.state.global_step)]
+    assert not hooks._entries[-2].is_last
+    assert hooks._entries[-1].is_last
+    trainer.train()
+    assert order == [1, 2]
+
+
+class Counting(Hook):
+    """A hook that keeps a number in every checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": 3}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Nothing to take back."""
+
+
+def test_the_state_of_a_hook_that_is_gone_is_told(toy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    first = toy(num_epochs=1)
+    first.register_hooks([Counting()])
+    first.train()
+    toy(num_epochs=2, resume_from_checkpoint=True, accept_changes=True).train()
+    assert "holds the state of Counting, which this trainer does not have" in caplog.text
