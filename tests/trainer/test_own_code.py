@@ -400,18 +400,24 @@ class TestEvaluation:
             own.evaluate(rows(4))
 
 
-def no_schedule(*_: Any, **__: Any) -> Any:
-    raise ConfigError("no schedule today")
+BUILT: list[Any] = []
+
+
+def schedule_of_one_run(optimizer: Any) -> Any:
+    if BUILT:
+        raise ConfigError("no schedule today")
+    BUILT.append(torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0))
+    return BUILT[0]
 
 
 def test_a_config_that_cannot_be_scheduled_leaves_the_trainer_as_it_was(toy: Any) -> None:
-    trainer = toy(num_epochs=2)
-    config, schedule = trainer.config, trainer.lr_scheduler
-    wanted = copy.deepcopy(config).update({"num_epochs": 5, "lr_scheduler": f"{__name__}.no_schedule"})
+    BUILT.clear()
+    trainer = toy(num_epochs=2, lr_scheduler=f"{__name__}.schedule_of_one_run")
     with pytest.raises(ConfigError, match="no schedule today"):
-        trainer.reconfigure(wanted)
-    assert (trainer.config.num_epochs, trainer.lr_scheduler) == (2, schedule)
-    assert trainer.train().epoch == 2
+        trainer.reconfigure(copy.deepcopy(trainer.config).update({"num_epochs": 5}))
+    assert (trainer.config.num_epochs, trainer.lr_scheduler) == (2, BUILT[0])
+    trainer.train()
+    assert trainer.state.epoch == 2
 
 
 def test_what_takes_a_hooks_place_is_a_function(toy: Any) -> None:
