@@ -479,7 +479,8 @@ _NORMALISED: dict[str, Callable[[Any], Any]] = {
 def exactness_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> list[str]:
     """List, in plain words, every change of config or data with which a run cannot go on exactly.
 
-    `old` and `new` are configs as dicts (a missing field has its default). The number of processes is not a change.
+    `old` and `new` are configs as dicts (a missing field has its default). The number of processes is a
+    change only where it changes the samples of an update: `global_batch_size` keeps them.
     """
     return [
         *_plan_changes(old_plan, new_plan),
@@ -500,6 +501,11 @@ def _plan_changes(old: Plan, new: Plan) -> Iterator[str]:
         return  # the same updates, cut for another number of processes
     yield from _change("batch_size", old.batch_size, new.batch_size)
     yield from _change("gradient_accumulation_steps", old.accumulation, new.accumulation)
+    if old.num_processes != new.num_processes:
+        yield (
+            f"samples in an update: {old.window_samples} on {old.num_processes} processes in the checkpoint, "
+            f"{new.window_samples} on {new.num_processes} now (global_batch_size={old.window_samples} keeps them)"
+        )
 
 
 def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

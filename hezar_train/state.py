@@ -1,7 +1,6 @@
 """`TrainerState`: where a run is, as one JSON file inside each checkpoint.
 
-Counters, position, loss sums, the best checkpoint and the hooks' own states; no tensors, no settings, no derived
-numbers.
+Counters, position, loss sums and the best checkpoint; no tensors, no settings, no derived numbers.
 """
 
 from __future__ import annotations
@@ -101,7 +100,8 @@ class TrainerState:
     """Number of the model that is trained, where several are trained one after another."""
 
     hooks: dict[str, Any] = field(default_factory=dict)
-    """States of hooks, by the hook's name, in plain values."""
+    """What verbs keep across a kill, in plain values, by name (`use_diff`). Hook objects' states are beside the state in a
+    checkpoint, because they may hold tensors."""
 
     files: dict[str, int] = field(default_factory=dict)
     """Sizes in bytes of the append-only files when this state was saved."""

@@ -45,7 +45,7 @@ class Step:
 
     __slots__ = (
         "applied", "batch", "batch_in_window", "closes_window", "cur_batch_i", "grad_norm", "is_loss_noted", "is_own",
-        "is_weighed", "loss", "loss_regular", "loss_task", "loss_value", "outputs", "window", "window_loss",
+        "is_skipped", "is_weighed", "loss", "loss_regular", "loss_task", "loss_value", "outputs", "window", "window_loss",
     )  # fmt: skip
 
     window: Window
@@ -66,17 +66,22 @@ class Step:
     loss_task: Any
     """What is trained on instead of both, if a hook assigned it; until the batch ends."""
     window_loss: Any
-    """The weighted loss of the window's micro-batches so far, on the device."""
+    """The weighted loss of this process's micro-batches of the window so far, on the device; `loss_value` is all's."""
     is_loss_noted: bool
     """Whether this micro-batch is in `window_loss`."""
     loss_value: float | None
-    """The loss of the update, as a number; known when it is guarded."""
+    """The loss of the update, over all processes, as a number; known when it is guarded."""
     grad_norm: float | None
     """The norm of the update's gradients before they are clipped; until the next update."""
     applied: bool
-    """Whether the optimizer has stepped; a scaler may skip an update."""
+    """Whether the optimizer has stepped: the hook `step` says so, or `OwnSteps` of a user's own step."""
+    is_skipped: bool
+    """Whether the scaler has skipped the update, because a gradient had overflowed."""
     is_own: bool
-    """Whether the user's own code has stepped the optimizer, so that this update is done (`OwnSteps` notes it)."""
+    """Whether the user's own code has stepped the optimizer, so that this update is done.
+
+    `OwnSteps` notes it, with `applied`; it refuses such a step before the window's last micro-batch.
+    """
     is_weighed: bool
     """Whether the user's own backward went through `accelerator.backward`, which weighs the loss."""
 

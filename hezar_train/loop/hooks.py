@@ -52,7 +52,7 @@ class Moment(StrEnum):
     BATCH_FORWARD = "on_batch_forward"
     BATCH_BACKWARD = "on_batch_backward"
     GRADIENTS = "on_gradients"
-    UPDATE = "on_update"
+    UPDATE = "on_update"  # a hook added here runs after the step, when the gradients are gone
     BATCH_END = "on_batch_end"
     EPOCH_END = "on_epoch_end"
     FIT_END = "on_fit_end"
@@ -93,7 +93,8 @@ LIKE_MOMENTS = {
     "on_train_begin": "on_fit_start", "on_train_start": "on_fit_start", "on_train_end": "on_fit_end",
     "on_step_begin": "on_batch_start", "on_train_batch_start": "on_batch_start", "on_step_end": "on_batch_end",
     "on_train_batch_end": "on_batch_end", "on_epoch_begin": "on_epoch_start", "on_train_epoch_start": "on_epoch_start",
-    "on_train_epoch_end": "on_epoch_end", "on_optimizer_step": "on_update", "on_after_backward": "on_gradients",
+    "on_train_epoch_end": "on_epoch_end", "on_optimizer_step": "on_update", "on_pre_optimizer_step": "on_gradients",
+    "on_before_optimizer_step": "on_gradients", "on_after_backward": "on_gradients",
 }  # fmt: skip
 """Other trainers' moments, each with ours."""
 

@@ -52,6 +52,7 @@ __all__ = [
 MAX_NAMED_SAMPLES = 64
 NOT_APPLIED = "it was not applied"
 DONE_BY_USER = "your own code has applied it, so the weights may be spoilt"
+DONE_UNGUARDED = "it was applied, because the hook `guard` was taken out, so the weights may be spoilt"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Loop:
 
         `weigh` says what the micro-batches of a window weigh; `start_over` lets what joins the gradients
         forget a step that failed half way (the open window itself is taken back when the next call begins);
-        `while_learning` is held while a fit is under way.
+        `while_learning` is held while a fit is under way: a trainer's lets `accelerator.backward` weigh losses.
         """
         self._ctx, self._model, self._hooks, self._verbs = ctx, model, hooks, verbs
         self._weigh, self._start_over, self._while_learning = weigh, start_over, while_learning
@@ -286,7 +287,7 @@ class Routine:
                 step.batch, step.batch_in_window, step.closes_window = batch, number, number == last
                 step.cur_batch_i = number_in_epoch
                 step.is_loss_noted, step.loss_value, step.applied = False, None, False
-                step.is_own = step.is_weighed = False
+                step.is_own = step.is_weighed = step.is_skipped = False
                 number_in_epoch += 1
                 try:
                     for call in starts:
@@ -466,7 +467,8 @@ class EpochBatches:
     def _check_loss(self) -> None:
         """Raise if a batch has noted no loss; at the end of a window whose loss no hook has read, read it.
 
-        The second is an update that was done in the user's own way: an overridden `optimization_step` without super().
+        The second is an update that was done in the user's own way: an overridden `optimization_step` without super(),
+        or other hooks in the place of `guard`.
         """
         step = self._ctx.step
         if not step.is_loss_noted:
@@ -475,8 +477,12 @@ class EpochBatches:
                 "self.run_step(), or its own code and then self.note_loss(loss)."
             )
         if step.closes_window:
-            step.loss_value, step.applied = self._fit.sum_loss(step.window_loss), True
-            refuse_non_finite(step.loss_value, 0.0, self._fit.state, step.window, how=DONE_BY_USER)
+            was_applied_by_hook = step.applied and not step.is_own
+            step.loss_value, step.applied = self._fit.sum_loss(step.window_loss), not step.is_skipped
+            if step.is_skipped:  # the scaler has kept it from the weights, and goes on
+                return
+            how = DONE_UNGUARDED if was_applied_by_hook else DONE_BY_USER
+            refuse_non_finite(step.loss_value, 0.0, self._fit.state, step.window, how=how)
 
 
 LOOK_AT_THEM = "Look at them, lower learning_rate, or set max_grad_norm"

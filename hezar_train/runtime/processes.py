@@ -82,7 +82,10 @@ class Processes:
         return found
 
     def on_main(self, act: Callable[[], T]) -> T | None:
-        """Let the main process act while the others wait; what it raises is raised on all of them."""
+        """Let the main process act while the others wait; return what it returned there, and None elsewhere.
+
+        If it fails, all fail: the others with a `HezarTrainError` that quotes it.
+        """
         if self.count == 1:
             return act()
         result, failure = None, None

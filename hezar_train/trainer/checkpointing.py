@@ -89,6 +89,7 @@ class Checkpointing:
         self._write_preprocessor = preprocessor_writer(preprocessor)
         self._write_model_config = model_config_writer(unwrap(model))
         self._own_facts, self._config_text = dict(facts), to_yaml(setup.config.to_dict())
+        # a process group of its own: saves in the background must not meet the collectives of training
         self._group = SavingGroup.form() if is_sharded(model) else None
         self._store = CheckpointStore(folder.checkpoints)
         # on the disk when built, when the folder is taken over, when a call ends: others mean another trainer
@@ -284,6 +285,7 @@ class Checkpointing:
         return self._processes.share(self._processes.on_main(self._wait_for_newest))
 
     def _wait_for_newest(self) -> int | None:
+        """Wait for the main process's save, which ends after all shares of it are on the disk."""
         if self._writer is not None:
             self._writer.wait()
         return max(self._store.steps(), default=None)
@@ -448,7 +450,10 @@ def _is_measured(item: tuple[Any, Any]) -> bool:
 
 
 def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, facts: Mapping[str, Any]) -> None:
-    """Raise with the list of what changed, if the run could not go on exactly; `accept_changes` lets it pass."""
+    """Raise with the list of what changed, if the run could not go on exactly; `accept_changes` lets it pass.
+
+    Another number of processes is no change where `global_batch_size` fixes the samples of an update; else it is.
+    """
     old = read_mapping(checkpoint.path / CONFIG_FILE)
     extra = checkpoint.extra()
     old_plan = Plan.from_dict(extra["plan"])

@@ -1,7 +1,7 @@
 """When to log, save and evaluate: after which updates each is due, and in which order it is done.
 
-One default hook acts: log, save, evaluate, best, stop. Saving comes first, so that an evaluation that fails loses
-nothing; what an evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates
+One default hook acts: log, save, evaluate, best, stop. Saving comes before evaluating, so that an evaluation that
+fails loses nothing; a run that a signal asks to leave does so right after the save, without evaluating; what an evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates
 if there is none (`conclude`). All other hooks only ask: `request_save`, `request_stop`. How each is
 done is in `run_actions`.
 """
@@ -107,7 +107,7 @@ class Due:
         self.agree_on_requests()  # hooks of the evaluation may have asked
 
     def agree_on_requests(self) -> None:
-        """Let all processes stop or save if one was asked to."""
+        """Let all processes stop or save if one was asked to; signals are agreed on with the loss (`Agreement`)."""
         state, processes = self._state, self._processes
         stops, saves = processes.sum([float(state.stop_reason is not None), float(self.save_requested)])
         if stops:

@@ -216,7 +216,10 @@ class RunActions:
         self.progress.line(row)
 
     def _logs_are_out(self) -> bool:
-        """Hand all lines on; tell whether there was room for them: no checkpoint is ahead of its logs."""
+        """Hand all lines on; tell whether the disk took them (it keeps some pending when it is full).
+
+        No checkpoint is ahead of its logs.
+        """
         is_full = False
         if self._files is not None:
             self.state.files = self._files.flush()
@@ -237,12 +240,14 @@ class RunActions:
     def _evaluate(self) -> tuple[dict[str, float], dict[str, Any]]:
         pictures = self.folder.pictures(self.state.global_step)
         with self.aside(EVALUATION):
+            # a signal leaves an evaluation half way, and says what is saved; a resume does it again
             metrics, details = self.evaluator.evaluate_for_record(pictures, self.folder.root, self.what_is_saved)
         if metrics:
             refuse_absent_best(self.setup.best_key, metrics)
         return metrics, details
 
     def _recorded(self) -> dict[str, float] | None:
+        """Return what an evaluation at this very step has found before a resume; records of later steps are put aside."""
         found = self.folder.recorded_evaluation(self.state.global_step) if self.runtime.is_main else None
         return self.runtime.processes.share(found)
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from hezar_train.checkpoint import Checkpoint, RunLock, unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import TrainingInterrupted
+from hezar_train.errors import HookError, TrainingInterrupted
 from hezar_train.events import FAILED, FEWER_ROWS, FINISHED, INTERRUPTED, EventStorage
 from hezar_train.hooks.signals import StopFlag
 from hezar_train.hub import HubRecord, Pusher, PushTarget
@@ -54,7 +54,10 @@ class Agreement:
         self._processes, self._flag = processes, flag
 
     def sum_loss(self, loss: Any) -> float:
-        """Return an update's loss, summed over all processes, and let all know if one was asked to stop."""
+        """Return an update's loss, summed over all processes, and let all know if a signal has asked one to stop.
+
+        One process needs no agreement: its flag is `asked` as soon as the signal is there.
+        """
         total, asked = self._processes.sum([loss, float(self._flag.signal is not None)])
         if asked:
             self._flag.agree()
@@ -111,7 +114,12 @@ class RunSession:
             hooks.register(self._due.at_start, Moment.EPOCH_START, name="due", is_last=True)
 
     def request_save(self) -> None:
-        """Ask for a checkpoint at the end of this update."""
+        """Ask for a checkpoint at the end of this update; after one that a scaler skips, at the end of the next."""
+        if not self.setup.config.save_enabled:
+            raise HookError(
+                "a checkpoint was asked for, but save_enabled=False: none would be written. Take the request out, or set "
+                "save_enabled=True."
+            )
         self._due.save_requested = True
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -189,7 +197,7 @@ class RunSession:
             self.train_step.forget_open_window()  # of a failed call, and what a user's own backward left behind
             self.runtime.processes.on_main(self._enter_folder)
             with self._end_noted():
-                if self.setup.config.accept_changes:
+                if self.setup.config.accept_changes:  # `RunStatus.is_finished` has overlooked it, too
                     self.state.stop_reason = None
                 self.checkpointing.place_source()
                 with self._brought_to_an_end(), self._files_open():
@@ -280,6 +288,7 @@ class RunSession:
         state.logs_dir, state.best_checkpoint, state.best_metric_value = self.runtime.processes.share(changed)
 
     def _open_run_files(self) -> RunFiles:
+        """Open the append-only files, each cut where the state says that it ended; what is past that is put aside."""
         return RunFiles(
             self.folder, self.state, self.storage, self.runtime, self.setup.config, self.csv_file,
             self.verbs.build_writers,

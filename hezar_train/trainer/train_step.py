@@ -11,7 +11,9 @@
 norms and clips the gradients, and steps the optimizer.
 
 This is the hot path: nothing here waits for the device but the guard, in every update (one read; with several processes
-one for the norm and one for the loss), and a scaler, where one steps.
+one for the norm and one for the loss), and a scaler, where one steps. Two things outside of this module talk as well:
+`intervals.Due` agrees on requests after every update of several processes, and `loss_weight.Weigher` sums the weights
+of a window where they are not known from its samples alone.
 """
 
 from __future__ import annotations
@@ -162,7 +164,10 @@ class TrainStep:
     # step was the update. An overridden `optimization_step` without super() fires none: `EpochBatches` reads its loss.
 
     def gather(self, ctx: Context) -> None:
-        """Make the gradients those of the whole window: joined over the processes (a sharded model's are), unscaled."""
+        """Make the gradients those of the whole window: joined over the processes and unscaled.
+
+        A sharded model's backward has joined them already; a scaler unscales on one process, too.
+        """
         if not ctx.step.is_own:
             self._optimization.gather_gradients(ctx.step.window)
 
@@ -200,7 +205,7 @@ class TrainStep:
         if ctx.step.grad_norm is None:
             raise HookError(
                 f"max_grad_norm={self._optimization.max_grad_norm} is set, but nothing has read the gradient norm: the "
-                "hook 'guard' was taken out. Leave it, or let your own hook set ctx.grad_norm at on_update."
+                "hook 'guard' was taken out. Leave it, or let your own hook set ctx.grad_norm at on_gradients."
             )
         self._optimization.clip(ctx.step.grad_norm)
 
@@ -208,6 +213,7 @@ class TrainStep:
         """Step the optimizer."""
         if not ctx.step.is_own:
             ctx.step.applied = self._optimization.step()
+            ctx.step.is_skipped = not ctx.step.applied
 
     def zero_grad(self, _: Context) -> None:
         """Free the gradients for the next window."""
@@ -318,7 +324,8 @@ class Optimization:
         self._gathered: object = None
         self._own_steps = OwnSteps() if own_steps is None else own_steps
         gather = weakref.WeakMethod(self._gather_own)  # an optimizer may outlive the trainer that it was passed to
-        # before the data-parallel part sees a step: it joins what is weighed here
+        # Watched first, so called first: gradients are weighed before they are joined, here or, where nobody has done
+        # it by then, by the data-parallel part.
         self._own_steps.watch(optimizer, partial(_call_weak, gather), is_scaled=scaler is not None)
         if data_parallel is not None:
             data_parallel.watch(optimizer)
@@ -332,7 +339,10 @@ class Optimization:
         self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
 
     def _gather_own(self, update: object, factor: float) -> None:
-        """Weigh gradients of a plain backward, then gather them."""
+        """Weigh the gradients of a user's own plain backward by `factor`, then gather them.
+
+        `OwnSteps` calls it right before the user's own `optimizer.step()`, so that the step sees what ours would.
+        """
         if factor != 1.0:
             for gradient in self._gradients():
                 gradient.mul_(factor)
@@ -356,7 +366,7 @@ class Optimization:
         if len(self.optimizer.param_groups) != self._num_groups:  # add_param_group(): it is normed and clipped, too
             self._list_parameters()
         if self._data_parallel is not None:
-            self._data_parallel.join_gradients()
+            self._data_parallel.join_gradients()  # nothing is left to do for a sharded model
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
 
@@ -466,7 +476,7 @@ class UpdateLog:
         self._storage.step = state.global_step
         if window is None:
             return
-        if self._ledger is not None:
+        if self._ledger is not None:  # also of a window that the scaler skipped: its samples are taken
             self._ledger.add(state.update_step, state.epoch, window.first, window.count)
         self._storage.samples = state.samples_seen
         self._storage.put_scalar("train.step_loss", loss)

@@ -344,6 +344,14 @@ class TestRequests:
         toy(hooks=[Asking()], gradient_accumulation_steps=2, num_epochs=2).train()
         assert saved_steps() == [4, 5, 10]
 
+    def test_a_save_that_nobody_would_write_is_refused(self, toy: Build) -> None:
+        class Asking(Hook):
+            def after_step(self) -> None:
+                self.trainer.request_save()
+
+        with pytest.raises(HookError, match=r"save_enabled=False: none would be written. Take the request out"):
+            toy(hooks=[Asking()], save_enabled=False).train()
+
     def test_a_save_is_asked_for_once(self, toy: Build, saved_steps: Any) -> None:
         class Asking(Hook):
             def after_step(self) -> None:
