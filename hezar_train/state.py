@@ -100,8 +100,10 @@ class TrainerState:
     """Number of the model that is trained, where several are trained one after another."""
 
     hooks: dict[str, Any] = field(default_factory=dict)
-    """What verbs keep across a kill, in plain values, by name (`use_diff`). Hook objects' states are beside the state in a
-    checkpoint, because they may hold tensors."""
+    """What verbs keep across a kill, in plain values, by name (`use_diff`).
+
+    Hook objects' states are beside the state in a checkpoint, because they may hold tensors.
+    """
 
     files: dict[str, int] = field(default_factory=dict)
     """Sizes in bytes of the append-only files when this state was saved."""

@@ -45,7 +45,8 @@ class Step:
 
     __slots__ = (
         "applied", "batch", "batch_in_window", "closes_window", "cur_batch_i", "grad_norm", "is_loss_noted", "is_own",
-        "is_skipped", "is_weighed", "loss", "loss_regular", "loss_task", "loss_value", "outputs", "window", "window_loss",
+        "is_skipped", "is_weighed", "loss", "loss_regular", "loss_task", "loss_value", "outputs", "window",
+        "window_loss",
     )  # fmt: skip
 
     window: Window

@@ -49,6 +49,10 @@ class Processes:
         dist.all_reduce(total)
         return total.tolist()
 
+    def total(self, value: Any) -> float:
+        """Return the sum of one value over all processes, in full precision."""
+        return self.sum([value])[0]
+
     def agree(self, values: Sequence[int]) -> bool:
         """Tell whether all processes have the same whole numbers."""
         if self.count == 1:

@@ -50,7 +50,7 @@ from hezar_train.trainer.own_code import OwnSteps, weighed_backward
 from hezar_train.trainer.run_actions import RunActions
 from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.run_status import RunStatus
-from hezar_train.trainer.session import Agreement, RunSession
+from hezar_train.trainer.session import RunSession
 from hezar_train.trainer.train_data import RunSetup, TrainData
 from hezar_train.trainer.train_step import Optimization, TrainStep, UpdateLog
 from hezar_train.types import Mode
@@ -109,7 +109,6 @@ class Parts:
     hold: DeviceHold
     data_parallel: DataParallel
     flag: StopFlag
-    agreement: Agreement
     model_runner: ModelRunner
     optimization: Optimization
     first: FirstSettings
@@ -144,7 +143,7 @@ def assemble(
     hooks = {Mode.TRAIN: HookSet(), Mode.FINETUNE: HookSet()}
     flag = StopFlag(waits_for_others=runtime.num_processes > 1)
     progress = Progress(setup.plan.total_steps, setup.plan.num_epochs, enabled=False)
-    agreement, log = Agreement(runtime.processes, flag), UpdateLog(storage)
+    log = UpdateLog(storage)
     hold = DeviceHold(model, runtime.device, offloads=config.offload_after_routine)
     criterion, regularizer = build_criterion(config.criterion), find_regularizer(config.regularizer)
     weigher, count_labels = _weigher(given)
@@ -153,8 +152,8 @@ def assemble(
     optimization = Optimization(
         given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, joined, own_steps
     )
-    train_step = TrainStep(verbs, runtime, config.seed, state, optimization, agreement.sum_loss, log)
-    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, agreement.sum_loss, own_steps)
+    train_step = TrainStep(verbs, runtime, config.seed, state, optimization, log)
+    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, own_steps)
     weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes)
     loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs)
     evaluator = Evaluator(
@@ -174,14 +173,14 @@ def assemble(
     session = make_session(
         setup=setup, runtime=runtime, folder=given.folder, model=model, state=state, storage=storage, loop=loop,
         train_step=train_step, checkpointing=checkpointing, status=status, actions=actions,
-        weigher=weigher, handler=given.handler, hold=hold, flag=flag, agreement=agreement, progress=progress,
+        weigher=weigher, handler=given.handler, hold=hold, flag=flag, progress=progress,
         log_of_updates=log, verbs=verbs, csv_file=given.csv_file, config_file=given.config_file,
     )  # fmt: skip
     parts = Parts(
         setup=setup, data=given.data, runtime=runtime, folder=given.folder, model=model, handler=given.handler,
         verbs=verbs, ctx=ctx, hooks=hooks, own_steps=own_steps, state=state, storage=storage, criterion=criterion,
         regularizer=regularizer,
-        weigher=weigher, hold=hold, data_parallel=data_parallel, flag=flag, agreement=agreement,
+        weigher=weigher, hold=hold, data_parallel=data_parallel, flag=flag,
         model_runner=ModelRunner(model, criterion), optimization=optimization, first=given.first,
         train_step=train_step, finetuning=finetuning, loop=loop, evaluator=evaluator, checkpointing=checkpointing,
         status=status, actions=actions, session=session, count_labels=count_labels,

@@ -247,7 +247,7 @@ class RunActions:
         return metrics, details
 
     def _recorded(self) -> dict[str, float] | None:
-        """Return what an evaluation at this very step has found before a resume; records of later steps are put aside."""
+        """Return what an evaluation of this step found before a resume; records of later steps were put aside."""
         found = self.folder.recorded_evaluation(self.state.global_step) if self.runtime.is_main else None
         return self.runtime.processes.share(found)
 

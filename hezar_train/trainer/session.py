@@ -26,7 +26,7 @@ from hezar_train.hub import HubRecord, Pusher, PushTarget
 from hezar_train.loop import Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.plan import UNLIMITED
-from hezar_train.runtime import Processes, Runtime, logger
+from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.terminal.display import num_parameters
@@ -42,26 +42,9 @@ from hezar_train.trainer.run_status import RoutineResult, RunStatus
 from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
 from hezar_train.trainer.train_step import TrainStep, UpdateLog
 
-__all__ = ["Agreement", "RunSession"]
+__all__ = ["RunSession"]
 
 SIGNAL_OF_CODE: dict[Any, str] = {128 + number: number.name for number in signal.Signals}
-
-
-class Agreement:
-    """What the processes of a run agree on at an update: its loss, and whether one of them was asked to stop."""
-
-    def __init__(self, processes: Processes, flag: StopFlag) -> None:
-        self._processes, self._flag = processes, flag
-
-    def sum_loss(self, loss: Any) -> float:
-        """Return an update's loss, summed over all processes, and let all know if a signal has asked one to stop.
-
-        One process needs no agreement: its flag is `asked` as soon as the signal is there.
-        """
-        total, asked = self._processes.sum([loss, float(self._flag.signal is not None)])
-        if asked:
-            self._flag.agree()
-        return total
 
 
 @dataclass
@@ -83,7 +66,6 @@ class RunSession:
     handler: MetricsHandler
     hold: DeviceHold
     flag: StopFlag
-    agreement: Agreement
     progress: Progress
     log_of_updates: UpdateLog
     verbs: Verbs
@@ -117,8 +99,8 @@ class RunSession:
         """Ask for a checkpoint at the end of this update; after one that a scaler skips, at the end of the next."""
         if not self.setup.config.save_enabled:
             raise HookError(
-                "a checkpoint was asked for, but save_enabled=False: none would be written. Take the request out, or set "
-                "save_enabled=True."
+                "a checkpoint was asked for, but save_enabled=False: none would be written. Take the request out, or "
+                "set save_enabled=True."
             )
         self._due.save_requested = True
 
@@ -134,7 +116,7 @@ class RunSession:
         num_epochs = UNLIMITED if setup.trains_in_rounds else setup.plan.num_epochs
         return Fit(
             self.loop.training_routine(hooks, split), setup.source, setup.plan, self.state, self.status.end(),
-            num_epochs, self.weigher.weigh, sum_loss=self.agreement.sum_loss, timed=self.actions.spent.waiting_for,
+            num_epochs, self.weigher.weigh, sum_loss=self.runtime.processes.total, timed=self.actions.spent.waiting_for,
         )  # fmt: skip
 
     def walk(self, hooks: HookSet | None, split: str) -> None:

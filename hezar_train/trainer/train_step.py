@@ -55,14 +55,13 @@ class TrainStep:
         seed: int,
         state: TrainerState,
         optimization: Optimization,
-        sum_loss: Callable[[torch.Tensor], float] = float,
         log: UpdateLog | None = None,
     ) -> None:
-        """Count in `state`; `sum_loss` returns the loss of an update over all processes."""
+        """Count in `state`, and note updates in `log`, where there is one."""
         self._verbs, self._state, self._optimization, self._log = verbs, state, optimization, log
         self._autocast, self._scaler = runtime.autocast(), runtime.scaler
         self._device, self._moves = runtime.device, runtime.device.type != "cpu"
-        self._seeds, self._world, self._sum_loss = step_seeds(seed, runtime.rank), runtime.num_processes, sum_loss
+        self._seeds, self._processes = step_seeds(seed, runtime.rank), runtime.processes
         self._regularizer: tuple[Regularizer, float] | None = None
         self._open_steps = 0
         self.loss_regular_total: torch.Tensor | float = 0.0
@@ -117,7 +116,7 @@ class TrainStep:
         """Run the model and compute the loss."""
         step = ctx.step
         batch = step.batch
-        if self._world > 1:
+        if self._processes.count > 1:
             SyncedBatchNorm.skips = step.window.is_filler(step.batch_in_window)
         with self._autocast():
             try:
@@ -143,8 +142,8 @@ class TrainStep:
         trained = scaled if step.loss_regular is None else scaled + self._regular_part(ctx, share)
         if step.loss_task is not None and share:  # a hook has put another loss in the place of both
             trained = _trainable(step.loss_task) * share
-        if self._world > 1:
-            trained = trained * self._world  # shares are of all processes' sum; joining gradients averages
+        if self._processes.count > 1:
+            trained = trained * self._processes.count  # shares are of all processes' sum; joining gradients averages
         if trained.requires_grad:
             scaled_up = trained if self._scaler is None else self._scaler.scale(trained)
             try:
@@ -189,13 +188,13 @@ class TrainStep:
     def _guard_own(self, ctx: Context) -> None:
         """Read the loss of an update that is done, and raise if it is not finite; the norm nobody has seen."""
         step = ctx.step
-        loss = self._sum_loss(step.window_loss) if self._world > 1 else float(step.window_loss)
+        loss = self._processes.total(step.window_loss)
         step.grad_norm, step.loss_value = None, loss
         refuse_non_finite(loss, 0.0, self._state, step.window, how=DONE_BY_USER)
 
     def _read(self, norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
-        if self._world > 1:
-            return [float(norm), self._sum_loss(loss)]
+        if self._processes.count > 1:
+            return [float(norm), self._processes.total(loss)]
         return read_both(norm, loss) if self._moves else [float(norm), float(loss)]
 
     def clip(self, ctx: Context) -> None:

@@ -294,7 +294,7 @@ class AskedElsewhere(Processes):
     def sum(self, values: Sequence[Any]) -> list[float]:
         self._talks += 1
         self._run().done.append(f"agree {self._run().state.update_step}")
-        return [values[0] + (self._talks == self._stop_at), values[1] + (self._talks == self._save_at)]
+        return [values[0] + (self._talks == self._stop_at), values[1] + (self._talks == self._save_at), *values[2:]]
 
     def gather(self, value: Any) -> list[Any]:
         return [value, "asked elsewhere"]
