@@ -117,12 +117,12 @@ class Checkpointing:
     def keep_place(self, ctx: Context) -> None:
         """Note where the data is after an update, if the position does not say it all; a hook at BATCH_END.
 
-        After the first one the optimizer has its state: then saves get room for copies of it, too.
+        After the first one that is applied the optimizer has its state: then saves get room for copies of it, too.
         """
         if not ctx.step.closes_window:
             return
         self._cursor = ctx.step.window.cursor
-        if self._needs_room:
+        if self._needs_room and ctx.step.applied:
             self._needs_room = False
             self.reserve_buffers()
 
@@ -273,7 +273,8 @@ class Checkpointing:
         """Save a checkpoint of this update, in the background if the config says so.
 
         `measured` is what hooks put and no row of the log holds yet: value, step and smoothing hint by name.
-        `before_commit` is called once all files are written, before the manifest makes them a checkpoint.
+        `before_commit` is called once all files and their manifest are written, before the folder gets its name: from
+        then on it is a checkpoint.
         """
         if self._writer is not None:
             self._measured = measured
@@ -450,9 +451,10 @@ def _is_measured(item: tuple[Any, Any]) -> bool:
 
 
 def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, facts: Mapping[str, Any]) -> None:
-    """Raise with the list of what changed, if the run could not go on exactly; `accept_changes` lets it pass.
+    """Raise with the list of what changed among that which decides an update; `accept_changes` lets it pass.
 
-    Another number of processes is no change where `global_batch_size` fixes the samples of an update; else it is.
+    `plan.exactness_changes` knows what does: not what only logs, saves, evaluates or ends the run, and another number
+    of processes only where no `global_batch_size` fixes the samples of an update.
     """
     old = read_mapping(checkpoint.path / CONFIG_FILE)
     extra = checkpoint.extra()
