@@ -1,9 +1,9 @@
 """When to log, save and evaluate: after which updates each is due, and in which order it is done.
 
-One default hook acts: log, save, evaluate, best, stop. Saving (unless save_enabled=False) comes before evaluating, so that
-an evaluation that fails loses nothing; a run that a signal asks to leave does so right after the save. What an evaluation changes follows from
-its recorded result, so a resume applies the record again, or evaluates if there is none (`conclude`). All other hooks
-only ask: `request_save`, `request_stop`. How each is done is in `run_actions`.
+One default hook acts: log, save, evaluate, best, stop. Saving (unless save_enabled=False) comes before evaluating, so
+that an evaluation that fails loses nothing; a run that a signal asks to leave does so right after the save. What an
+evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates if there is none
+(`conclude`). All other hooks only ask: `request_save`, `request_stop`. How each is done is in `run_actions`.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Due:
             self._leave_if_asked()
         if concludes:
             self.conclude()
-            # On one process a signal has ended the evaluation half way, unconcluded (`EvaluationSteps.measure`); several
-            # processes finish it and agree on the signal at the end of `conclude`.
+            # On one process a signal has ended the evaluation half way, unconcluded (`EvaluationSteps.measure`);
+            # several finish it and agree on the signal at the end of `conclude`.
             self._leave_if_asked()
 
     def _leave_if_asked(self) -> None:
