@@ -4,9 +4,10 @@ Which samples are in a window follows from (seed, epoch, size) and its position:
 from the sampler, cuts this process's share and has it fetched.
 
 A sample's randomness is a function of (seed, epoch, index): python, numpy and torch are seeded before each
-`__getitem__`, so neither workers nor prefetch nor a resume can shift it. Pure data (tensors, lists, a
-`datasets.Dataset` without transform) draws nothing and is fetched without a seed for each sample, a batch at a time
-where the dataset offers it.
+`__getitem__` that draws from them, so neither workers nor prefetch nor a resume can shift it. Pure data (tensors,
+lists, a `datasets.Dataset` without transform) draws nothing and is fetched without a seed for each sample, a batch at a
+time where the dataset offers it. Of other data it is seen whether it draws (`WatchedFetch`), because seeding three
+generators for each sample costs as much as a small model's step.
 
 `batch_fetcher` chooses how a batch is fetched, `WorkerPool` does it in workers that live until the end, `WindowFetcher`
 does it for windows whose indices are known. Other forms of data than one with a length: `sources.py`.
@@ -30,8 +31,9 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from hezar_train.data.collators import default_collator
 from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.sampler import Indices, RangedSampler
-from hezar_train.data.seeding import sample_seed, seed_python_numpy_torch
+from hezar_train.data.seeding import DrawWatch, sample_seed, seed_python_numpy_torch
 from hezar_train.data.windows import Order, SampleIndices, Window, rank_ranges, share_or_filler
+from hezar_train.errors import TrainingInterrupted
 from hezar_train.plan import UNLIMITED, Plan, WindowSpan
 
 __all__ = [
@@ -51,6 +53,8 @@ __all__ = [
 Collator = Callable[[list[Any]], Any]
 Fetch = Callable[[int, SampleIndices], Any]
 """Give (epoch, indices), get the collated batch."""
+
+AGAIN = object()
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +141,7 @@ def fetched(
 def batch_fetcher(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
     """Choose, once, the cheapest way to fetch a batch that keeps the promise about randomness."""
     if not is_pure(dataset):
-        return _seeded_each_sample(dataset, collate, seed)
+        return WatchedFetch(dataset, collate, seed)
     if type(dataset) is TensorDataset and collate is default_collator and _is_on_cpu(dataset.tensors):
         return _rows_of(dataset.tensors)
     return _seeded_each_batch(dataset, collate, seed)
@@ -154,15 +158,65 @@ def is_pure(dataset: Any) -> bool:
     return False
 
 
-def _seeded_each_sample(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
-    def fetch(epoch: int, indices: SampleIndices) -> Any:
-        samples = []
-        for index in indices:
-            seed_python_numpy_torch(sample_seed(seed, epoch, int(index)))
-            samples.append(read_sample(dataset, int(index)))
-        return collated(collate, samples, dataset, indices)
+class WatchedFetch:
+    """Fetch samples one by one, each seeded, as soon as dataset or collator is seen to draw random numbers.
 
-    return fetch
+    A batch for which nothing was drawn is the same whatever the seeds are, so none are needed. The first batch for
+    which something was drawn is fetched again, and from then on what draws is seeded: each sample, or, where only the
+    collator draws, the batch. Either way every batch is what seeding each sample makes it.
+    """
+
+    def __init__(self, dataset: MapDataset, collate: Collator, seed: int) -> None:
+        self._dataset, self._collate, self._seed = dataset, collate, seed
+        self._watch = DrawWatch()
+        self._samples_draw = self._collator_draws = False
+
+    def __call__(self, epoch: int, indices: SampleIndices) -> Any:
+        numbers = indices.tolist() if isinstance(indices, np.ndarray) else [int(index) for index in indices]
+        if not self._samples_draw and not self._collator_draws:
+            batch = self._undrawn_batch(numbers)
+            if batch is not AGAIN:
+                return batch
+        samples = self._seeded_samples(epoch, numbers)
+        return collated(self._collate, samples, self._dataset, numbers)
+
+    def _undrawn_batch(self, numbers: list[int]) -> Any:
+        """Return a batch for which nothing was drawn; AGAIN if something was, or if it failed, which is told then."""
+        dataset = self._dataset
+        self._watch.begin()
+        try:
+            batch = self._collate([dataset[number] for number in numbers])
+        except TrainingInterrupted:
+            raise
+        except (Exception, SystemExit):  # noqa: BLE001 - it comes again, and is told with the sample's number
+            return AGAIN
+        if self._watch.has_drawn():
+            self._collator_draws = True  # or the samples, which is seen when they are read again
+            return AGAIN
+        return batch
+
+    def _seeded_samples(self, epoch: int, numbers: list[int]) -> list[Any]:
+        """Return the samples, and leave the generators as the last one's seed and draws do: the collator goes on."""
+        if not self._samples_draw and (samples := self._undrawn_samples(numbers)) is not None:
+            seed_python_numpy_torch(sample_seed(self._seed, epoch, numbers[-1] if numbers else 0))
+            return samples
+        self._samples_draw = True
+        samples = []
+        for number in numbers:
+            seed_python_numpy_torch(sample_seed(self._seed, epoch, number))
+            samples.append(read_sample(self._dataset, number))
+        return samples
+
+    def _undrawn_samples(self, numbers: list[int]) -> list[Any] | None:
+        """Return the samples; None if something was drawn for one of them, or before one that failed."""
+        self._watch.begin()
+        try:
+            samples = [read_sample(self._dataset, number) for number in numbers]
+        except Exception:
+            if not self._watch.has_drawn():
+                raise
+            return None
+        return None if self._watch.has_drawn() else samples
 
 
 def _seeded_each_batch(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
