@@ -12,7 +12,9 @@ signatures in the addresses of uploads, must never be written down.
 
 from __future__ import annotations
 
+import base64
 import functools
+import html
 import json
 import os
 import random
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hezar_train.config.credentials import known_secrets
+from hezar_train.config.credentials import HIDDEN, known_secrets, without_secrets
 from hezar_train.config.files import load_json
 from hezar_train.errors import ConfigError, HubError
 from hezar_train.hub import limits
@@ -66,7 +68,6 @@ LONGEST_MESSAGE = 600
 ADVICE_OF_CLIENT = re.compile(r"For more information check: \S+")
 LOGIN_ADVICE = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write there."
 
-HIDDEN = "***"
 TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{12,}")
 BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;]{6,}")
 USER_IN_URL = re.compile(r"(?i)\b(https?://)[^/\s@]+@")
@@ -77,6 +78,8 @@ SHORTEST_PUSHED_SECRET = 8
 WHOLE_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 WEIGHT_SUFFIXES = frozenset({".safetensors"})
 PIECE_BYTES, OVERLAP_BYTES = 1 << 20, 1 << 12
+NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
+FEWEST_LETTERS = 12
 
 _chance = random.SystemRandom()  # never the global generator: that is the training's
 
@@ -404,7 +407,14 @@ def refuse_secrets(files: Mapping[str, Path | bytes], message: str = "") -> None
 def _secret_in(piece: bytes, secrets: Mapping[str, str]) -> str | None:
     """Say what secret a piece of a file holds. Of forms only the Hub's own counts: texts of a dataset have others."""
     found = (name for value, name in secrets.items() if value.encode() in piece)
-    return next(found, "what looks like a token of the Hub" if WHOLE_TOKEN.search(piece) else None)
+    kind = next(found, "what looks like a token of the Hub" if WHOLE_TOKEN.search(piece) else None)
+    return kind or _secret_in_letters(piece.translate(None, NO_LETTERS), secrets)
+
+
+def _secret_in_letters(letters: bytes, secrets: Mapping[str, str]) -> str | None:
+    """Find a secret that a file has over two lines, with spaces, quotes or marks of its own in between."""
+    bare = {value.encode().translate(None, NO_LETTERS): name for value, name in secrets.items()}
+    return next((name for one, name in bare.items() if len(one) >= FEWEST_LETTERS and one in letters), None)
 
 
 def _known_secrets() -> dict[str, str]:
@@ -417,9 +427,18 @@ def _known_secrets() -> dict[str, str]:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """Return a secret as it may stand in a file: as it is, in JSON or quoted YAML, in an address."""
+    """Return a secret as it may stand in a file: as it is, in JSON or quoted YAML, an address, HTML, base64."""
     in_json = {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
-    return {secret, *in_json, quote(secret), quote(secret, safe="")}
+    return {secret, *in_json, quote(secret), quote(secret, safe=""), html.escape(secret), *_in_base64(secret)}
+
+
+def _in_base64(secret: str) -> Iterator[str]:
+    """Yield what a text that holds a secret has of it in base64, whatever stands before it."""
+    for start in range(3):
+        whole = base64.b64encode(b"\0" * start + secret.encode()).decode().rstrip("=")
+        inner = whole[2 * (start > 0) + (start > 1) : -1]  # its ends depend on the bytes beside them
+        if len(inner) >= SHORTEST_PUSHED_SECRET:
+            yield inner
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -436,5 +455,6 @@ def redact(text: str) -> str:
     for secret in filter(None, map(os.environ.get, TOKEN_VARIABLES)):
         if len(secret) >= SHORTEST_SECRET:  # whatever form it has
             text = text.replace(secret, HIDDEN)
+    text = without_secrets(text)
     text = BEARER.sub(rf"\1 {HIDDEN}", TOKEN.sub(HIDDEN, text))
     return QUERY.sub(r"\1?...", USER_IN_URL.sub(rf"\1{HIDDEN}@", text))
