@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from hezar_train.config.credentials import HIDDEN, known_secrets, without_secrets
 from hezar_train.config.files import load_json
@@ -55,6 +55,8 @@ SCHEME = "hub://"
 EXPECTED = "expected hub://owner/name, hub://owner/name@revision or hub://owner/name@revision#step"
 HEADERS_OF_FORM = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 MOST_BYTES = 1 << 62
+HUBS_OWN = (".huggingface.co", ".hf.co")
+XET_VARIABLE = "HEZAR_TRAIN_XET"
 NO_CACHE = ".no-cache"  # a folder that is never made
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 LONGEST_STEP = 20
@@ -191,6 +193,7 @@ class Repository:
 
         self.repo_id, self.revision, self.repo_type = repo_id, revision, repo_type
         self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+        _refuse_xet_of_others(self._api.endpoint)
 
     def ensure(self, private: bool | None) -> None:
         """Make the repository and the branch, where they do not exist."""
@@ -317,6 +320,20 @@ class Repository:
             raise HubError(f"{words}: the answer is not of the form that the Hub gives: {_line(error)}") from None
         except ValueError as error:  # a name, or metadata of the card, that the Hub does not allow
             raise HubError(f"{words}: {_line(error)}") from None
+
+
+def _refuse_xet_of_others(endpoint: str) -> None:
+    """Let large files come and go as LFS does it, unless the server is the Hub's own: all servers can.
+
+    A server tells Xet's client where the bytes are stored, and that may be a folder of this machine, which is then made
+    and written to. The client looks the place up by itself, where nothing of ours can hold it against a rule.
+    """
+    from huggingface_hub import constants
+
+    place = urlsplit(endpoint)
+    is_own = place.scheme == "https" and f".{place.hostname}".endswith(HUBS_OWN)
+    if not is_own and os.environ.get(XET_VARIABLE) != "1":
+        constants.HF_HUB_DISABLE_XET = True
 
 
 def _error_of_status(words: str, error: HfHubHTTPError) -> HubError:
