@@ -197,12 +197,13 @@ class Repository:
 
     def ensure(self, private: bool | None) -> None:
         """Make the repository and the branch, where they do not exist."""
+        given = {"repo_type": self.repo_type, "exist_ok": True}
+        make = functools.partial(self._api.create_repo, self.repo_id, private=private, **given)
+        branch = functools.partial(self._api.create_branch, self.repo_id, branch=str(self.revision), **given)
         with self._translated_errors("could not be made"):
-            self._api.create_repo(self.repo_id, repo_type=self.repo_type, private=private, exist_ok=True)
+            within(limits.ANSWER_SECONDS, make)
             if self.revision not in (None, "main"):
-                self._api.create_branch(
-                    self.repo_id, branch=str(self.revision), repo_type=self.repo_type, exist_ok=True
-                )
+                within(limits.ANSWER_SECONDS, branch)
 
     def head(self, *, sizes: bool = False) -> Head:
         """Ask for the newest commit and its files."""
@@ -281,10 +282,11 @@ class Repository:
             sources = {name: source if isinstance(source, bytes) else str(source) for name, source in files.items()}
             additions = [CommitOperationAdd(name, source) for name, source in sources.items()]
             deletions = [CommitOperationDelete(name, is_folder=False) for name in gone]
-            done = self._api.create_commit(
-                self.repo_id, [*additions, *deletions], commit_message=message, repo_type=self.repo_type,
-                revision=self.revision, parent_commit=parent, num_threads=2,
+            create = functools.partial(
+                self._api.create_commit, self.repo_id, [*additions, *deletions], commit_message=message,
+                repo_type=self.repo_type, revision=self.revision, parent_commit=parent, num_threads=2,
             )  # fmt: skip
+            done = within(limits.upload_seconds(sum(map(_size, files.values()))), create)
             return Commit(str(done.oid), str(done.commit_url))
 
     @contextmanager
@@ -320,6 +322,10 @@ class Repository:
             raise HubError(f"{words}: the answer is not of the form that the Hub gives: {_line(error)}") from None
         except ValueError as error:  # a name, or metadata of the card, that the Hub does not allow
             raise HubError(f"{words}: {_line(error)}") from None
+
+
+def _size(source: Path | bytes) -> int:
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
 
 
 def _refuse_xet_of_others(endpoint: str) -> None:

@@ -21,6 +21,7 @@ from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, HubError
 from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_weights, limits
 from hezar_train.hub.client import Repository, parse_address
+from hezar_train.hub.push import push_files
 from hezar_train.run_layout import step_of
 from tests.hub.conftest import _point_client, _point_environment
 
@@ -61,6 +62,12 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if liar.silent_on and liar.silent_on in self.path:
+                liar.stopping.wait(60)
+                return
+            if self.path.endswith("/create"):
+                self.send(json.dumps({"url": f"{liar.url}/me/x"}).encode(), {"Content-Type": "application/json"}, True)
+                return
             names = [one["path"] for one in json.loads(sent)["files"]] if "/preupload/" in self.path else None
             if names is None:
                 self.send_error(403)
@@ -235,6 +242,22 @@ def test_a_silent_server_is_told_of_after_seconds(liar: Liar, where: str, monkey
     begun = time.monotonic()
     with pytest.raises(HubError, match=r"silent for 1 seconds|within 1 seconds|[Tt]imeout|timed out"):
         fetch_weights("me/x")
+    assert time.monotonic() - begun < 6
+
+
+@pytest.mark.parametrize("where", ["create", "commit"])
+def test_a_server_that_is_silent_when_something_is_pushed_is_told_of(
+    liar: Liar, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "COMMIT_SECONDS", 1.0)
+    if where == "create":
+        liar.silent_on = where
+    else:  # not by the server: the client's own retries would outlive this test
+        monkeypatch.setattr("huggingface_hub.HfApi.create_commit", lambda *_, **__: liar.stopping.wait(60))
+    begun = time.monotonic()
+    with pytest.raises(HubError, match="did not come to an end within 1 seconds"):
+        push_files({"a.txt": b"text"}, "me/x", commit_message="a file", max_attempts=1)
     assert time.monotonic() - begun < 6
 
 
