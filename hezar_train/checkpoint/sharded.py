@@ -54,6 +54,7 @@ from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents
 from hezar_train.config.files import is_disk_full
 from hezar_train.errors import CheckpointError
 from hezar_train.run_layout import TEMPORARY_PREFIX
+from hezar_train.runtime.group import verify_group
 
 __all__ = [
     "SavingGroup",
@@ -289,7 +290,9 @@ class SavingGroup:
         if not dist.is_available() or not dist.is_initialized():
             return cls()
         # Gloo, whatever the run computes on: these messages must not queue behind kernels.
-        return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=timeout))
+        channel = dist.new_group(backend="gloo", timeout=timeout)
+        verify_group(channel)
+        return cls(dist.get_rank(), dist.get_world_size(), channel)
 
     @property
     def is_main(self) -> bool:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hezar_train.config.files import read_json
+from yaml import YAMLError
+
+from hezar_train.config.files import read_json, refuse_endless_yaml
 from hezar_train.errors import DataError, printable
 from hezar_train.events import read_rows, read_starts
 from hezar_train.hub.client import names_hub_weights, parse_address, redact
@@ -83,14 +85,17 @@ def render_card(
 
 
 def _parsed(existing: str | None) -> Any:
-    """Read a card that is there; one whose metadata cannot be read is kept as text."""
+    """Read a card that is there, which may be anybody's; one whose metadata cannot be read is kept as text."""
     from huggingface_hub import ModelCard
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if existing is None or not existing.strip():
         return None
     try:
+        if block := REGEX_YAML_BLOCK.search(existing):
+            refuse_endless_yaml(block[2])
         return ModelCard(existing, ignore_metadata_errors=True)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, YAMLError) as error:
         logger.warning("the metadata of the existing %s cannot be read and is replaced: %s", CARD_FILE, error)
         parts = existing.split("\n---", 1) if existing.lstrip().startswith("---") else ["", existing]
         card = ModelCard("---\n{}\n---\n")
@@ -100,10 +105,12 @@ def _parsed(existing: str | None) -> Any:
 
 def _metadata(facts: RunFacts, repo_id: str, files: Mapping[str, Path], old: Any, given: Mapping[str, Any]) -> Any:
     """Join what the run knows with what somebody wrote: `hub_card` wins, then the card that is there, then guesses."""
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import EvalResult, ModelCardData
 
-    kept = {} if old is None else {key: value for key, value in vars(old.data).items() if value is not None}
-    others = kept.pop("eval_results", None) or []
+    written = {} if old is None else vars(old.data)
+    kept = {key: value for key, value in written.items() if value is not None and not hasattr(ModelCardData, key)}
+    others = kept.pop("eval_results", None)
+    others = [one for one in others if isinstance(one, EvalResult)] if isinstance(others, list) else []
     names = [str(one["dataset_name"]) for one in facts.data().values() if "dataset_name" in one]
     guessed = {
         "base_model": facts.base_model(),
@@ -145,7 +152,7 @@ def _eval_results(facts: RunFacts, known: Mapping[str, Any]) -> list[Any]:
 def _listed(value: Any) -> list[str]:
     if value is None:
         return []
-    return [value] if isinstance(value, str) else [str(one) for one in value]
+    return [str(one) for one in value] if isinstance(value, list | tuple | set) else [str(value)]
 
 
 def _merged_body(old: str, page: str) -> str:

@@ -22,6 +22,7 @@ __all__ = [
     "Meter",
     "download_seconds",
     "limited",
+    "upload_seconds",
     "within",
 ]
 
@@ -34,6 +35,7 @@ ANSWER_BYTES = 64 << 20
 """The most that the list of a repository's files may have: some 200,000 files."""
 ANSWER_SECONDS = 30.0
 SILENT_SECONDS = 30.0
+COMMIT_SECONDS = 120.0
 LEAST_BYTES_PER_SECOND = 50_000
 WATCH_SECONDS = 0.05
 
@@ -103,6 +105,11 @@ def limited(pieces: Iterable[bytes]) -> bytes:
 def download_seconds(num_bytes: int) -> float:
     """Return how long a download may last as a whole."""
     return ANSWER_SECONDS + num_bytes / LEAST_BYTES_PER_SECOND
+
+
+def upload_seconds(num_bytes: int) -> float:
+    """Return how long a commit may last as a whole, its files included."""
+    return COMMIT_SECONDS + num_bytes / LEAST_BYTES_PER_SECOND
 
 
 def within(seconds: float, call: Callable[[], T], meter: Meter | None = None) -> T:

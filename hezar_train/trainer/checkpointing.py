@@ -33,7 +33,6 @@ from hezar_train.checkpoint import (
 )
 from hezar_train.checkpoint.format import tensor_names
 from hezar_train.checkpoint.manifest import read_best_step
-from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, to_yaml
 from hezar_train.data import Source
@@ -194,8 +193,7 @@ class Checkpointing:
         for name, hook in self._named_hooks():
             if name in self._hook_states and any(hook is one for one in hooks):
                 with state_for(f"the hook {name}"):
-                    kept, state = getattr(hook, "kept", None), self._hook_states[name]
-                    hook.load_state_dict(fitted_state(state, kept) if isinstance(kept, Optimizer) else state)
+                    hook.load_state_dict(self._hook_states[name])
 
     def _tell_of_lost_hooks(self) -> None:
         """Warn of states in the restored checkpoint that nobody has taken: the next save will not have them."""

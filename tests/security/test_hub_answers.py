@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 from hezar_train.checkpoint import initial_weights
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, HubError
 from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_weights, limits
-from hezar_train.hub.client import parse_address
+from hezar_train.hub.client import Repository, parse_address
+from hezar_train.hub.push import push_files
 from hezar_train.run_layout import step_of
 from tests.hub.conftest import _point_client, _point_environment
 
@@ -37,6 +39,7 @@ class Liar:
         self.silent_on = self.drips_on = self.endless_on = ""
         self.says: bytes | None = None
         self.packed = False
+        self.cas = ""
         self.sent = 0
         self.stopping = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -57,7 +60,26 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.answer(has_body=True)
 
+        def do_POST(self) -> None:
+            sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if liar.silent_on and liar.silent_on in self.path:
+                liar.stopping.wait(60)
+                return
+            if self.path.endswith("/create"):
+                self.send(json.dumps({"url": f"{liar.url}/me/x"}).encode(), {"Content-Type": "application/json"}, True)
+                return
+            names = [one["path"] for one in json.loads(sent)["files"]] if "/preupload/" in self.path else None
+            if names is None:
+                self.send_error(403)
+                return
+            files = [{"path": name, "uploadMode": "lfs", "shouldIgnore": False} for name in names]
+            self.send(json.dumps({"files": files}).encode(), {"Content-Type": "application/json"}, True)
+
         def answer(self, *, has_body: bool) -> None:
+            if "/xet-" in self.path:
+                told = {"X-Xet-Cas-Url": liar.cas, "X-Xet-Access-Token": "x", "X-Xet-Token-Expiration": "9999999999"}
+                self.send(json.dumps({"casUrl": liar.cas, "accessToken": "x", "exp": 9999999999}).encode(), told, True)
+                return
             if "/api/" in self.path:
                 if liar.silent_on == "info":
                     liar.stopping.wait(60)
@@ -73,6 +95,9 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
                 liar.stopping.wait(60)
                 return
             headers = {"ETag": f'"{liar.etag}"', "X-Repo-Commit": liar.commit}
+            if liar.cas:
+                route = f"{liar.url}/api/models/me/x/xet-read-token/{liar.commit}"
+                headers |= {"X-Xet-Hash": "1" * 64, "Link": f'<{route}>; rel="xet-auth"'}
             if has_body and name in (liar.endless_on, liar.drips_on):
                 self.stream(headers, pause=0.05 if name == liar.drips_on else 0.0)
                 return
@@ -139,6 +164,37 @@ def test_an_etag_chooses_no_place(liar: Liar, tmp_path: Path, etag: str, what: s
     assert files_outside(tmp_path) == set()
 
 
+@pytest.mark.parametrize("verb", ["download", "push"])
+def test_no_server_but_the_hub_s_own_sends_xet_to_a_folder(
+    liar: Liar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    monkeypatch.delenv("HEZAR_TRAIN_XET")
+    liar.cas = f"local://{tmp_path / 'mine'}"
+    if verb == "download":
+        assert fetch_weights("me/x").read_bytes() == b"weights"
+    else:
+        with pytest.raises(HubError):  # this server takes nothing
+            Repository("me/x").commit({"a.bin": b"\0" * 100_000}, [], "a file", None)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_used"),
+    [
+        ("https://huggingface.co", True), ("https://hub-ci.huggingface.co", True), ("http://huggingface.co", False),
+        ("https://huggingface.co.evil.example", False), ("https://evilhuggingface.co", False),
+        ("https://huggingface.co@evil.example", False), ("https://mirror.example", False),
+    ],
+)  # fmt: skip
+def test_xet_is_for_the_hub_s_own_servers(endpoint: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    monkeypatch.delenv("HEZAR_TRAIN_XET", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    Repository("me/x")
+    assert constants.HF_HUB_DISABLE_XET is not is_used
+
+
 def test_a_config_of_a_repository_names_no_code(liar: Liar) -> None:
     liar.files["train_config.yaml"] = b"output_dir: run\nlr_scheduler: pydoc.pipepager\n"
     with pytest.raises(ConfigError, match=r"me/x names code, 'pydoc\.pipepager'"):
@@ -186,6 +242,22 @@ def test_a_silent_server_is_told_of_after_seconds(liar: Liar, where: str, monkey
     begun = time.monotonic()
     with pytest.raises(HubError, match=r"silent for 1 seconds|within 1 seconds|[Tt]imeout|timed out"):
         fetch_weights("me/x")
+    assert time.monotonic() - begun < 6
+
+
+@pytest.mark.parametrize("where", ["create", "commit"])
+def test_a_server_that_is_silent_when_something_is_pushed_is_told_of(
+    liar: Liar, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "COMMIT_SECONDS", 1.0)
+    if where == "create":
+        liar.silent_on = where
+    else:  # not by the server: the client's own retries would outlive this test
+        monkeypatch.setattr("huggingface_hub.HfApi.create_commit", lambda *_, **__: liar.stopping.wait(60))
+    begun = time.monotonic()
+    with pytest.raises(HubError, match="did not come to an end within 1 seconds"):
+        push_files({"a.txt": b"text"}, "me/x", commit_message="a file", max_attempts=1)
     assert time.monotonic() - begun < 6
 
 

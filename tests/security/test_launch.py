@@ -139,6 +139,44 @@ for port in {ports}:
     subprocess.run([sys.executable, "-c", script], cwd="/", check=True)
 
 
+FURTHER_GROUP = """\
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+from hezar_train.checkpoint import SavingGroup
+from hezar_train.runtime import group
+
+os.environ.update(RANK=sys.argv[1], WORLD_SIZE="2", LOCAL_RANK=sys.argv[1], LOCAL_WORLD_SIZE="2")
+group.join_through_file(Path("store"), on_cpu=True)
+if sys.argv[1:] == ["1", "guessed"]:  # somebody else at the end of a connection of the group that is made now
+    group._stores[0] = dist.HashStore()
+    group._stores[0].set(f"{group.KEY}.1", "guessed")
+print(SavingGroup.form().gather(os.environ["RANK"]))
+"""
+
+
+@pytest.mark.parametrize("key", ["guessed", "read"])
+def test_a_group_that_is_made_later_is_proven_too(tmp_path: Path, key: str) -> None:
+    variables = environment(GLOO_SOCKET_IFNAME="lo", ACCELERATE_USE_CPU="true")
+    peers = [
+        subprocess.Popen(
+            [sys.executable, "-c", FURTHER_GROUP, str(rank), key],
+            cwd=tmp_path,
+            env=variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]
+    words = [peer.communicate(timeout=120) for peer in peers]
+    if key == "read":
+        assert [one.strip() for one, _ in words] == ["['0', '1']"] * 2
+    else:
+        assert any("was connected to something that is not process" in one for _, one in words)
+        assert not any(one.strip() for one, _ in words)
+
+
 def test_a_process_that_cannot_read_the_key_is_not_taken_for_a_peer(tmp_path: Path) -> None:
     variables = environment(GLOO_SOCKET_IFNAME="lo")
     peers = [

@@ -91,6 +91,13 @@ def test_yaml_is_read_or_refused_in_time(text: str) -> None:
             return
 
 
+def test_one_long_text_is_not_written_a_hundred_thousand_times() -> None:
+    text = f"note: &a {'x' * 500_000}\ngeneration_kwargs: {{words: [{'*a,' * 90_000}]}}\n"
+    with pytest.raises(ConfigError, match="aliases stand for more than"):
+        parse_yaml(text, Path("train_config.yaml"))
+    assert parse_yaml(f"note: {'x' * 900_000}", Path("a.yaml"))["note"]
+
+
 def test_honest_anchors_and_merges_are_read() -> None:
     text = "base: &base {lr: 0.1, betas: [0.9, 0.99]}\nfast: {<<: *base, lr: 1.0}\nsame: *base\n"
     found = parse_yaml(text, Path("a.yaml"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import py_compile
@@ -124,6 +125,30 @@ def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke:
     assert "--trust" in refused.stderr
     assert not Path("changed").exists()
     assert invoke(*COMMANDS[command], "--trust", input="1 2\n").exit_code == 0
+
+
+OLD_HASH = "the recipe's hash when it was mine"
+NEW_HASH = "its hash now"
+
+
+@pytest.mark.parametrize("claimed", [OLD_HASH, NEW_HASH, "that of recipe.py alone", None])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_another_recipe_where_a_trusted_one_was_is_not_run_whatever_the_run_says_of_it(
+    invoke: Invoke, gift: Path, command: str, claimed: str | None
+) -> None:
+    remember(load_recipe("sums"))
+    old, home = json.loads((gift / "recipe.json").read_text()), Path("recipes/sums")
+    (home / "recipe.py").write_text(RECIPE + "\nPath('planted').touch()\n")
+    hashes = {OLD_HASH: old["sha256"], NEW_HASH: load_recipe("sums").record()["sha256"], None: None}
+    hashes["that of recipe.py alone"] = hashlib.sha256((home / "recipe.py").read_bytes()).hexdigest()
+    (gift / "recipe.json").write_text(json.dumps({**old, "sha256": hashes[claimed], "parts": None}))
+    refused = invoke(*(one for one in COMMANDS[command] if one != "accept_changes=true"), input="1 2\n")
+    assert refused.exit_code == 2
+    assert "has changed since this run began" in refused.stderr or "you have not trained with" in refused.stderr
+    assert not Path("planted").exists()
+    trusted = ["accept_changes=true"] if command == "resume" else []
+    allowed = invoke(*COMMANDS[command], *trusted, "--trust", input="1 2\n")
+    assert Path("planted").exists(), allowed.stderr
 
 
 @pytest.mark.parametrize(
