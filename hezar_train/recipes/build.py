@@ -101,6 +101,8 @@ def load_run(
     fields, options = overridden(fields, record.get("options") or {}, overrides)
     if not trust:
         given, given_options = overridden({}, {}, overrides)
+        if recipe is None and not given.get("accept_changes"):
+            _refuse_unknown_hash(home, record)
         refuse_untrusted_code(folder, fields, home, named_code(given))
         way = "Read them; if you trust them, give the same command with --trust, once."
         refuse_foreign_places(f"{folder / RECORD_FILE}", options, home, texts_in(given_options), way)
@@ -243,10 +245,11 @@ def _home_of(run: Path, record: dict[str, Any], *, trust: bool) -> Path:
     """
     found = [folder for folder in _possible_homes(run, str(record.get("path", ""))) if (folder / RECIPE_NAME).is_file()]
     right = [folder for folder in found if is_hash_of(folder, record.get("sha256"))]
-    # One that has changed since is found, too, where its place is known: that it has changed is told next.
+    # One that has changed since is found, too, where its place is known: that it has changed is told next. One that is
+    # as the run says and not as this user knows it is not: both may have come together, in place of the user's own.
     candidates = right + found if trust else [
-        *(folder for folder in right if _is_trusted(folder)),
-        *(folder for folder in found if is_shipped(folder) or was_trained_with(folder)),
+        *(folder for folder in right + found if _is_trusted(folder)),
+        *(folder for folder in found if folder not in right and was_trained_with(folder)),
     ]  # fmt: skip
     if candidates:
         return candidates[0]
@@ -255,6 +258,17 @@ def _home_of(run: Path, record: dict[str, Any], *, trust: bool) -> Path:
     raise ConfigError(
         f"the recipe of {run} was {record.get('path')}, and is not there any more. Say where it is: --recipe FOLDER"
     )
+
+
+def _refuse_unknown_hash(home: Path, record: Mapping[str, Any]) -> None:
+    """Raise if a recipe at a place that this user has trained with is not what the user has trained with."""
+    if not _is_trusted(home):
+        raise ConfigError(
+            f"{home} has changed since this run began ({', '.join(changed_parts(record, home))}), so the run would not "
+            "go on exactly, and as it is now you have not trained with it on this machine. Put it back, name a folder "
+            "that has the recipe as it was (--recipe FOLDER), or read it and take it all the same: --trust; to go on "
+            "with the run, accept_changes=true."
+        )
 
 
 def _is_trusted(folder: Path) -> bool:

@@ -126,6 +126,36 @@ def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke:
     assert invoke(*COMMANDS[command], "--trust", input="1 2\n").exit_code == 0
 
 
+@pytest.mark.parametrize("recorded", ["as it is now", "as nothing is"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_recipe_that_took_the_place_of_one_that_i_trust_is_not_run(
+    invoke: Invoke, gift: Path, command: str, recorded: str
+) -> None:
+    remember(load_recipe("sums"))
+    with Path("recipes/sums/recipe.py").open("a") as file:
+        file.write("\nPath('exchanged').touch()\n")
+    sha256 = load_recipe("sums").record()["sha256"] if recorded == "as it is now" else "0" * 64
+    record = json.loads((gift / "recipe.json").read_text())
+    (gift / "recipe.json").write_text(json.dumps({**record, "sha256": sha256}))
+    refused = invoke(*(one for one in COMMANDS[command] if one != "accept_changes=true"), input="1 2\n")
+    assert refused.exit_code == 2
+    assert "you have not trained with" in refused.stderr
+    assert "--trust" in refused.stderr
+    assert not Path("exchanged").exists()
+
+
+@pytest.mark.parametrize("name", ["logs_dir", "checkpoints_dir"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_config_of_a_run_leads_no_command_out_of_it(invoke: Invoke, gift: Path, command: str, name: str) -> None:
+    remember(load_recipe("sums"))
+    config = gift / "train_config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), name: str(gift.parents[1] / "elsewhere")}))
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "leads out of" in refused.stderr
+    assert not Path("elsewhere").exists()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -133,6 +163,9 @@ def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke:
         {"optimizer": "os.path.join"},
         {"criterion": "os.getcwd"},
         {"regularizer": "os.getcwd"},
+        {"momentum_scheduler": "os.getcwd"},
+        {"finetune_optimizer": "os.getcwd"},
+        {"finetune_lr_scheduler": "os.getcwd"},
         {"metrics": ["evaluate:gift/m.py"]},
         {"metrics": [{"name": "evaluate:gift/m.py"}]},
         {"generation_kwargs": {"custom_generate": "me/model"}},
