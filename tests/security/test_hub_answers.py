@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from hezar_train.checkpoint import initial_weights
+from hezar_train.checkpoint.manifest import FileRecord, Manifest
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, HubError
 from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_weights, limits
@@ -176,6 +177,31 @@ def test_a_record_of_gigabytes_is_refused_before_its_first_byte(liar: Liar, name
     liar.sizes[name] = 5 << 30
     with pytest.raises(HezarTrainError, match="5,368,709,120 bytes, which no such file has"):
         fetch_recipe("me/x")
+
+
+def test_a_config_of_gigabytes_is_refused_before_its_first_byte(liar: Liar) -> None:
+    liar.files["train_config.yaml"], liar.sizes["train_config.yaml"] = b"output_dir: run\n", 5 << 30
+    with pytest.raises(HezarTrainError, match=r"5,368,709,120 bytes; expected at most"):
+        TrainerConfig.load("me/x")
+
+
+def test_a_checkpoint_is_refused_by_the_sizes_that_are_told_of_it(liar: Liar, tmp_path: Path) -> None:
+    manifest, weights = "checkpoints/last/manifest.json", f"checkpoints/last/{MODEL}"
+    content = Manifest(4, {MODEL: FileRecord(1 << 60, "0" * 64)}).to_bytes()
+    liar.files, liar.sizes = {manifest: content, weights: b""}, {manifest: 5 << 30, weights: 1 << 60}
+    with pytest.raises(CheckpointError, match="5368709120 bytes, which no manifest has"):
+        fetch_checkpoint("hub://me/x", tmp_path / "into")
+    del liar.sizes[manifest]
+    with pytest.raises(HubError, match=r"needs 1,152,921,504,606,846,976 bytes"):
+        fetch_checkpoint("hub://me/x", tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+def test_a_few_bytes_more_than_the_listing_says_are_not_kept(liar: Liar, tmp_path: Path) -> None:
+    liar.sizes[MODEL] = 3
+    with pytest.raises(HubError, match="with more than 3 bytes"):
+        fetch_weights("me/x")
+    assert not list(tmp_path.rglob(MODEL))
 
 
 @pytest.mark.parametrize("where", ["info", MODEL])

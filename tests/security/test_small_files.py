@@ -91,6 +91,11 @@ def test_yaml_is_read_or_refused_in_time(text: str) -> None:
             return
 
 
+def test_yaml_of_megabytes_is_not_begun() -> None:
+    with within_seconds(0.5), pytest.raises(ConfigError, match="at most 1,048,576 are read"):
+        parse_yaml("# a note\n" * (4 << 20), Path("train_config.yaml"))
+
+
 def test_honest_anchors_and_merges_are_read() -> None:
     text = "base: &base {lr: 0.1, betas: [0.9, 0.99]}\nfast: {<<: *base, lr: 1.0}\nsame: *base\n"
     found = parse_yaml(text, Path("a.yaml"))
