@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from hezar_train.cli import root
 from hezar_train.errors import ConfigError
 from hezar_train.recipes import import_recipe, load_recipe, load_run, recipe_of_hash
+from hezar_train.recipes.recipe import hash_of
 from hezar_train.recipes.trust import is_shipped, remember, trust_file
 
 RECIPE = """\
@@ -103,12 +104,18 @@ def test_trust_is_asked_for_once_and_one_command_resumes_a_run_of_ones_own(invok
     assert not list(Path("runs").rglob("trusted.json"))
 
 
-def test_a_recipe_planted_above_a_run_is_not_run(invoke: Invoke, gift: Path) -> None:
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_recipe_planted_above_a_run_is_not_run(invoke: Invoke, gift: Path, is_recorded: bool) -> None:
     shutil.rmtree("recipes")
     Path("recipes/sums").mkdir(parents=True)
     Path("recipes/sums/recipe.py").write_text(RECIPE + "\nPath('planted').touch()\n")
+    if is_recorded:
+        record = json.loads((gift / "recipe.json").read_text())
+        sha256 = hash_of(Path("recipes/sums"))
+        (gift / "recipe.json").write_text(json.dumps({**record, "sha256": sha256}))
     refused = invoke("evaluate", str(gift))
     assert refused.exit_code == 2
+    assert "you have not trained with that recipe on this machine" in refused.stderr
     assert not Path("planted").exists()
 
 
@@ -123,6 +130,11 @@ def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke:
     assert "has changed since this run began (recipe.py)" in refused.stderr
     assert "--trust" in refused.stderr
     assert not Path("changed").exists()
+    remember(load_recipe("sums"))  # another run was trained with it as it is now; these weights were not
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "so it is not what these weights were trained with" in refused.stderr
+    assert not Path("changed").exists()
     assert invoke(*COMMANDS[command], "--trust", input="1 2\n").exit_code == 0
 
 
@@ -134,7 +146,7 @@ def test_a_recipe_that_took_the_place_of_one_that_i_trust_is_not_run(
     remember(load_recipe("sums"))
     with Path("recipes/sums/recipe.py").open("a") as file:
         file.write("\nPath('exchanged').touch()\n")
-    sha256 = load_recipe("sums").record()["sha256"] if recorded == "as it is now" else "0" * 64
+    sha256 = hash_of(Path("recipes/sums")) if recorded == "as it is now" else "0" * 64
     record = json.loads((gift / "recipe.json").read_text())
     (gift / "recipe.json").write_text(json.dumps({**record, "sha256": sha256}))
     refused = invoke(*(one for one in COMMANDS[command] if one != "accept_changes=true"), input="1 2\n")
