@@ -35,7 +35,7 @@ class Liar:
         self.files: dict[str, bytes] = {MODEL: b"weights"}
         self.etag, self.commit = "0" * 40, COMMIT
         self.sizes: dict[str, int] = {}
-        self.silent_on = self.drips_on = self.endless_on = ""
+        self.silent_on = self.drips_on = self.endless_on = self.stalls_on = ""
         self.says: bytes | None = None
         self.packed = False
         self.sent = 0
@@ -74,6 +74,10 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
                 liar.stopping.wait(60)
                 return
             headers = {"ETag": f'"{liar.etag}"', "X-Repo-Commit": liar.commit}
+            if has_body and name == liar.stalls_on:
+                self.send(b"", {**headers, "Content-Length": str(liar.sizes[name])}, has_body)
+                liar.stopping.wait(60)
+                return
             if has_body and name in (liar.endless_on, liar.drips_on):
                 self.stream(headers, pause=0.05 if name == liar.drips_on else 0.0)
                 return
@@ -81,7 +85,7 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
 
         def send(self, content: bytes, headers: dict[str, str], has_body: bool) -> None:
             self.send_response(200)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            for name, value in {"Content-Length": str(len(content)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             if has_body:
@@ -213,6 +217,24 @@ def test_a_silent_server_is_told_of_after_seconds(liar: Liar, where: str, monkey
     with pytest.raises(HubError, match=r"silent for 1 seconds|within 1 seconds|[Tt]imeout|timed out"):
         fetch_weights("me/x")
     assert time.monotonic() - begun < 6
+
+
+def test_a_large_download_that_falls_silent_is_given_up_long_before_its_time(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SILENT_SECONDS", 1.0)
+    liar.stalls_on, liar.sizes[MODEL] = MODEL, 10_000_000
+    begun = time.monotonic()
+    with pytest.raises(HubError, match="silent for 1 seconds"):
+        fetch_weights("me/x")
+    assert time.monotonic() - begun < 8
+
+
+def test_nothing_is_taken_from_the_client_s_cache_whose_places_a_server_can_name(liar: Liar, tmp_path: Path) -> None:
+    planted = tmp_path / "home" / "hub" / "models--me--x" / "snapshots" / COMMIT / MODEL
+    planted.parent.mkdir(parents=True)
+    planted.write_bytes(b"planted")
+    assert fetch_weights("me/x").read_bytes() == b"weights"
 
 
 def test_a_server_that_drips_does_not_keep_anybody(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
