@@ -101,6 +101,8 @@ def load_run(
     fields, options = overridden(fields, record.get("options") or {}, overrides)
     if not trust:
         given, given_options = overridden({}, {}, overrides)
+        if recipe is None and not given.get("accept_changes"):
+            _refuse_unknown_hash(home, record)
         refuse_untrusted_code(folder, fields, home, named_code(given))
         way = "Read them; if you trust them, give the same command with --trust, once."
         refuse_foreign_places(f"{folder / RECORD_FILE}", options, home, texts_in(given_options), way)
@@ -269,6 +271,17 @@ def _home_of(run: Path, record: dict[str, Any], *, trust: bool) -> Path:
     raise ConfigError(
         f"the recipe of {run} was {record.get('path')}, and is not there any more. Say where it is: --recipe FOLDER"
     )
+
+
+def _refuse_unknown_hash(home: Path, record: Mapping[str, Any]) -> None:
+    """Raise if a recipe at a place that this user has trained with is not what the user has trained with."""
+    if not _is_trusted(home):
+        raise ConfigError(
+            f"{home} has changed since this run began ({', '.join(changed_parts(record, home))}), so the run would not "
+            "go on exactly, and as it is now you have not trained with it on this machine. Put it back, name a folder "
+            "that has the recipe as it was (--recipe FOLDER), or read it and take it all the same: --trust; to go on "
+            "with the run, accept_changes=true."
+        )
 
 
 def _is_trusted(folder: Path) -> bool:

@@ -8,6 +8,7 @@ import json
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,9 +20,12 @@ from hezar_train.errors import ConfigError, HubError
 from hezar_train.events import read_rows
 from hezar_train.hub.client import refuse_secrets
 from hezar_train.hub.layout import SavedRun, stage
-from hezar_train.hub.push import HubRecord, PushOutcome
+from hezar_train.hub.push import HubRecord, PushOutcome, push_run
 from hezar_train.recipes import load_recipe
 from hezar_train.trainer.environment import command_line
+from tests.hub.conftest import hub as hub  # noqa: PLC0414 - the fixture
+from tests.hub.runs import LOGS, REPO, finished_run
+from tests.hub.server import LoopbackHub
 from tests.security.hostile import make_trainer, newest
 
 TOKEN = "hf_" + "aB3" * 11
@@ -96,6 +100,29 @@ def test_a_push_with_a_secret_in_one_of_its_files_is_refused(tmp_path: Path, mon
     with pytest.raises(HubError, match=r"README\.md is not pushed"):
         refuse_secrets({"README.md": f"my token is {TOKEN}".encode()})
     refuse_secrets({"README.md": b"all is well"})
+
+
+@pytest.mark.parametrize("place", ["evaluations/00000005.json", f"logs/{LOGS}/metrics.json", "environment.json"])
+def test_a_run_with_a_secret_in_one_of_its_files_is_not_pushed(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", "correct horse")
+    run = finished_run(tmp_path / "run")
+    with (run.root / place).open("a") as file:
+        file.write('{"note": "it is correct horse"}\n')
+    with pytest.raises(HubError, match=rf"{Path(place).name} is not pushed.* it holds MY_SERVICE_PASSWORD"):
+        push_run(run.root, REPO)
+    assert not hub.files(REPO)
+
+
+@pytest.mark.parametrize(("secret", "is_one"), [("8letters", True), ("7letter", False)])
+def test_a_secret_has_eight_characters_or_more(monkeypatch: pytest.MonkeyPatch, secret: str, is_one: bool) -> None:
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", secret)
+    with pytest.raises(ConfigError, match="MY_SERVICE_PASSWORD") if is_one else nullcontext():
+        TrainerConfig("run", optimizer_kwargs={"note": f"it is {secret}."})
+    with pytest.raises(HubError, match="MY_SERVICE_PASSWORD") if is_one else nullcontext():
+        refuse_secrets({"README.md": f"it is {secret}.".encode()})
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from hezar_train.cli import root
 from hezar_train.errors import ConfigError
 from hezar_train.recipes import import_recipe, load_recipe, load_run, recipe_of_hash
+from hezar_train.recipes.recipe import hash_of
 from hezar_train.recipes.trust import is_shipped, remember, trust_file
 
 RECIPE = """\
@@ -104,12 +105,18 @@ def test_trust_is_asked_for_once_and_one_command_resumes_a_run_of_ones_own(invok
     assert not list(Path("runs").rglob("trusted.json"))
 
 
-def test_a_recipe_planted_above_a_run_is_not_run(invoke: Invoke, gift: Path) -> None:
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_recipe_planted_above_a_run_is_not_run(invoke: Invoke, gift: Path, is_recorded: bool) -> None:
     shutil.rmtree("recipes")
     Path("recipes/sums").mkdir(parents=True)
     Path("recipes/sums/recipe.py").write_text(RECIPE + "\nPath('planted').touch()\n")
+    if is_recorded:
+        record = json.loads((gift / "recipe.json").read_text())
+        sha256 = hash_of(Path("recipes/sums"))
+        (gift / "recipe.json").write_text(json.dumps({**record, "sha256": sha256}))
     refused = invoke("evaluate", str(gift))
     assert refused.exit_code == 2
+    assert "you have not trained with that recipe on this machine" in refused.stderr
     assert not Path("planted").exists()
 
 
@@ -123,6 +130,11 @@ def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke:
     assert refused.exit_code == 2
     assert "has changed since this run began (recipe.py)" in refused.stderr
     assert "--trust" in refused.stderr
+    assert not Path("changed").exists()
+    remember(load_recipe("sums"))  # another run was trained with it as it is now; these weights were not
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "so it is not what these weights were trained with" in refused.stderr
     assert not Path("changed").exists()
     assert invoke(*COMMANDS[command], "--trust", input="1 2\n").exit_code == 0
 
@@ -151,6 +163,36 @@ def test_another_recipe_where_a_trusted_one_was_is_not_run_whatever_the_run_says
     assert Path("planted").exists(), allowed.stderr
 
 
+@pytest.mark.parametrize("recorded", ["as it is now", "as nothing is"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_recipe_that_took_the_place_of_one_that_i_trust_is_not_run(
+    invoke: Invoke, gift: Path, command: str, recorded: str
+) -> None:
+    remember(load_recipe("sums"))
+    with Path("recipes/sums/recipe.py").open("a") as file:
+        file.write("\nPath('exchanged').touch()\n")
+    sha256 = hash_of(Path("recipes/sums")) if recorded == "as it is now" else "0" * 64
+    record = json.loads((gift / "recipe.json").read_text())
+    (gift / "recipe.json").write_text(json.dumps({**record, "sha256": sha256}))
+    refused = invoke(*(one for one in COMMANDS[command] if one != "accept_changes=true"), input="1 2\n")
+    assert refused.exit_code == 2
+    assert "you have not trained with" in refused.stderr
+    assert "--trust" in refused.stderr
+    assert not Path("exchanged").exists()
+
+
+@pytest.mark.parametrize("name", ["logs_dir", "checkpoints_dir"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_config_of_a_run_leads_no_command_out_of_it(invoke: Invoke, gift: Path, command: str, name: str) -> None:
+    remember(load_recipe("sums"))
+    config = gift / "train_config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), name: str(gift.parents[1] / "elsewhere")}))
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "leads out of" in refused.stderr
+    assert not Path("elsewhere").exists()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -158,6 +200,9 @@ def test_another_recipe_where_a_trusted_one_was_is_not_run_whatever_the_run_says
         {"optimizer": "os.path.join"},
         {"criterion": "os.getcwd"},
         {"regularizer": "os.getcwd"},
+        {"momentum_scheduler": "os.getcwd"},
+        {"finetune_optimizer": "os.getcwd"},
+        {"finetune_lr_scheduler": "os.getcwd"},
         {"metrics": ["evaluate:gift/m.py"]},
         {"metrics": [{"name": "evaluate:gift/m.py"}]},
         {"generation_kwargs": {"custom_generate": "me/model"}},
