@@ -197,7 +197,7 @@ class Repository:
 
     def ensure(self, private: bool | None) -> None:
         """Make the repository and the branch, where they do not exist."""
-        given = {"repo_type": self.repo_type, "exist_ok": True}
+        given: dict[str, Any] = {"repo_type": self.repo_type, "exist_ok": True}
         make = functools.partial(self._api.create_repo, self.repo_id, private=private, **given)
         branch = functools.partial(self._api.create_branch, self.repo_id, branch=str(self.revision), **given)
         with self._translated_errors("could not be made"):

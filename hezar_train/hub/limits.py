@@ -123,7 +123,7 @@ def within(seconds: float, call: Callable[[], T], meter: Meter | None = None) ->
         except BaseException as error:  # noqa: BLE001 - raised again where it was called
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="hub-download", daemon=True)
+    thread = threading.Thread(target=run, name=f"{threading.current_thread().name}-call", daemon=True)
     thread.start()
     try:
         _watch(thread, time.monotonic() + seconds, seconds, meter)
