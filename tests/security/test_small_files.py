@@ -22,6 +22,7 @@ import hezar_train
 from hezar_train.checkpoint import CheckpointStore
 from hezar_train.checkpoint.manifest import Manifest, read_manifest
 from hezar_train.cli import root
+from hezar_train.cli.runs import summarize
 from hezar_train.cli.verify import audit_run
 from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.files import parse_yaml, to_plain
@@ -116,6 +117,14 @@ def test_one_long_text_is_not_written_a_hundred_thousand_times() -> None:
 def test_yaml_of_megabytes_is_not_begun() -> None:
     with within_seconds(2), pytest.raises(ConfigError, match="at most 1,048,576 are read"):
         parse_yaml("# a note\n" * (4 << 20), Path("train_config.yaml"))
+
+
+@pytest.mark.parametrize(
+    "number", ["9" * 500, ":".join(["1"] * 300), "0." + "1" * 500], ids=["plain", "base 60", "float"]
+)
+def test_a_number_of_hundreds_of_digits_is_refused(number: str) -> None:
+    with pytest.raises(ConfigError, match="more than 400 digits"):
+        parse_yaml(f"a: {number}", Path("train_config.yaml"))
 
 
 def test_honest_anchors_and_merges_are_read() -> None:
@@ -247,6 +256,12 @@ def test_one_bad_run_does_not_end_the_list_of_all(two_runs: Path, spoil: Callabl
         report = read_run(two_runs / "bad")
         time_split(report, starts_of(report))
         saved_checkpoints(report.layout)
+
+
+@pytest.mark.parametrize("pid", [-1, 0, True, 10**30, "1", None])
+def test_a_pid_that_is_none_is_no_sign_of_life(run: Path, pid: Any) -> None:
+    (run / "lock").write_text(json.dumps({"pid": pid, "host": os.uname().nodename}))
+    assert summarize(run, "run").state == "finished"
 
 
 def test_escape_sequences_in_names_do_not_reach_the_terminal(two_runs: Path) -> None:
