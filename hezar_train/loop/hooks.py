@@ -151,14 +151,23 @@ def refuse_uncalled(hook: Hook) -> None:
     own = [name for kind in type(hook).__mro__ if not is_ours(_file_of(kind)) for name in vars(kind)]
     known = {str(moment) for moment in Moment} | PLAIN_METHODS.keys()
     for name in own:
-        if name in known and callable(method := getattr(hook, name)):
-            _refuse_other_arguments(type(hook).__name__, name, method)
-        elif callable(getattr(hook, name)) and (name.startswith("on_") or f"on_{name}" in known):
+        looks_known = name in known or name.startswith("on_") or f"on_{name}" in known
+        if not looks_known or not _is_method(type(hook), name):
+            continue
+        if name in known:
+            _refuse_other_arguments(type(hook).__name__, name, getattr(hook, name))
+        else:
             near = suggestion(LIKE_MOMENTS.get(name, name), known)
             raise HookError(
                 f"{type(hook).__name__}.{name}() would never be called: {name!r} is not a moment.{near} There are: "
                 f"{choices(known)}. Rename it; a method of your own begins with an underscore."
             )
+
+
+def _is_method(kind: type, name: str) -> bool:
+    """Tell whether a name is a method, without running a property, which may read the trainer that is not there yet."""
+    found = inspect.getattr_static(kind, name)
+    return callable(found) or isinstance(found, classmethod)
 
 
 def _file_of(kind: type) -> str:
