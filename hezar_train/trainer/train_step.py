@@ -19,6 +19,7 @@ of a window where they are not known from its samples alone.
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -136,6 +137,8 @@ class TrainStep:
     def backward(self, ctx: Context) -> None:
         """Add this micro-batch's share of the window's mean to the gradients."""
         step = ctx.step
+        if step.batch_in_window == 0:
+            self._optimization.begin_window()
         share = share_of(step.window, step.batch_in_window)
         loss = _trainable(step.loss) if share else _zero_through(step.outputs, step.loss)
         scaled = loss if share == 1.0 else loss * share
@@ -318,6 +321,7 @@ class Optimization:
         self._scaler, self._data_parallel = scaler, data_parallel
         self.max_grad_norm = max_grad_norm
         """What the norm of the gradients is limited to; None: nothing."""
+        self._parameters: list[Tensor] = []
         self._list_parameters()
         self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
         self._gathered: object = None
@@ -329,19 +333,33 @@ class Optimization:
         if data_parallel is not None:
             data_parallel.watch(optimizer)
 
-    def _list_parameters(self) -> None:
-        """List what the optimizer steps; listing it in every update would cost as much as a small model's step."""
-        groups = self.optimizer.param_groups
-        self._num_groups = len(groups)
-        self._parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
-        self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
-        self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
+    def _list_parameters(self) -> list[Tensor]:
+        """List what the optimizer steps, if its groups have changed; return what is new in it.
+
+        add_param_group() and group["params"].append() come at any time: all that is stepped is normed, clipped and
+        freed, too. To compare costs less than to free the gradients.
+        """
+        now: list[Tensor] = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        before = self._parameters
+        if len(now) == len(before) and all(map(operator.is_, now, before)):
+            return []
+        self._parameters = now
+        self._is_uniform = len({(p.device, p.dtype) for p in now}) == 1
+        self._is_sharded = any(hasattr(p, "device_mesh") for p in now)
+        known = set(map(id, before))
+        return [parameter for parameter in now if id(parameter) not in known]
+
+    def begin_window(self) -> None:
+        """Free what a parameter that the optimizer has got since brings along: it is of earlier windows."""
+        for parameter in self._list_parameters():
+            parameter.grad = None
 
     def _gather_own(self, update: object, factor: float) -> None:
         """Weigh the gradients of a user's own plain backward by `factor`, then gather them.
 
         `OwnSteps` calls it right before the user's own `optimizer.step()`, so that the step sees what ours would.
         """
+        self._list_parameters()
         if factor != 1.0:
             for gradient in self._gradients():
                 gradient.mul_(factor)
@@ -359,11 +377,10 @@ class Optimization:
 
     def gather_gradients(self, update: object) -> None:
         """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window."""
+        self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
             return
         self._gathered = update
-        if len(self.optimizer.param_groups) != self._num_groups:  # add_param_group(): it is normed and clipped, too
-            self._list_parameters()
         if self._data_parallel is not None:
             self._data_parallel.join_gradients()  # nothing is left to do for a sharded model
         if self._scaler is not None:
@@ -424,8 +441,9 @@ class Optimization:
 
     def zero_grad(self) -> None:
         """Free the gradients of what the optimizer steps, and of nothing else; what comes next is another update."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         self._gathered = None
         if self._data_parallel is not None:
             self._data_parallel.forget()

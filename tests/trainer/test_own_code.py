@@ -157,6 +157,50 @@ class TestParameterGroups:
         assert moved.norm() == pytest.approx(1e-3, rel=1e-2)
         assert all(one.grad is None for one in model.parameters())
 
+    @pytest.mark.parametrize("accumulation", [1, 2])
+    @pytest.mark.parametrize(
+        ("moment", "step"), [("on_fit_start", 0), ("on_epoch_start", 5), ("on_update", 4), ("on_gradients", 4)]
+    )
+    def test_a_parameter_that_is_added_to_a_group_is_trained_like_the_others(
+        self, moment: str, step: int, accumulation: int, toy: Build
+    ) -> None:
+        class Shifted(nn.Linear):
+            def __init__(self) -> None:
+                super().__init__(4, 3)
+                self.shift = nn.Parameter(torch.zeros(3))  # has a gradient also while nothing trains it
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x) + self.shift
+
+        model = Shifted()
+        optimizer = torch.optim.SGD([model.weight, model.bias], lr=1.0)
+        trainer = toy(
+            model=model, optimizer=optimizer, max_grad_norm=0.1, num_epochs=2, gradient_accumulation_steps=accumulation
+        )
+
+        def add(ctx: Context) -> None:
+            params = optimizer.param_groups[0]["params"]
+            if ctx.state.global_step >= step and len(params) == 2:
+                params.append(model.shift)
+                seen.clear()
+
+        seen: list[tuple[float, float]] = []
+
+        def look(_: Context) -> None:  # what is added to the bias has the bias's gradient
+            assert model.shift.grad is not None
+            assert model.bias.grad is not None
+            total = torch.stack([one.grad.norm() for one in model.parameters() if one.grad is not None]).norm()
+            seen.append((float(total), float((model.shift.grad - model.bias.grad).abs().max())))
+
+        trainer.register_hook_in_train(add, moment)
+        trainer.register_hook_in_train(look, "on_update", base_hook="step")
+        trainer.train()
+        assert len(seen) > 1
+        assert all(clipped <= 0.1 + 1e-5 for clipped, _ in seen)
+        late = moment == "on_gradients"  # in the window that it came in, it still has what was added up before
+        assert all(difference < 1e-6 for _, difference in seen[late:])
+        assert model.shift.grad is None
+
 
 class TestContext:
     def default_and_changed(self, toy: Build, change: Any, moment: str = "on_batch_forward") -> tuple[Any, Any]:
