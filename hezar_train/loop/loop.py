@@ -254,7 +254,8 @@ class Routine:
                 self.fire(Moment.FIT_START)
                 yield
             except BaseException as error:  # noqa: BLE001 - raised again below
-                self._ctx.failed = failure = error
+                failure = error
+                self._ctx.put({"failed": error})
             try:
                 self.fire(Moment.FIT_END)
             finally:
@@ -287,7 +288,7 @@ class Routine:
                 step.batch, step.batch_in_window, step.closes_window = batch, number, number == last
                 step.cur_batch_i = number_in_epoch
                 step.is_loss_noted, step.loss_value, step.applied = False, None, False
-                step.is_own = step.is_weighed = step.is_skipped = False
+                step.is_own = step.is_weighed = step.is_skipped = step.is_assigned = step.is_counted = False
                 number_in_epoch += 1
                 try:
                     for call in starts:
@@ -371,10 +372,12 @@ class Fit:
         }
         ctx.merge_from_dict({name: CtxVar(value, Lifecycle.ROUTINE) for name, value in lengths.items()})
         self._announced = self._lengths(ctx)
+        ctx.close(["num_train_batch_last_epoch"], "It follows from ctx.num_total_train_batch and ctx.num_train_batch.")
 
     def take_lengths(self, ctx: Context) -> None:
         """Take over the lengths that hooks assigned."""
         told = self._lengths(ctx)
+        ctx.close(told, "The routine has begun: assign it at on_fit_start.")
         for name, value in told.items():
             if value == self._announced[name]:
                 continue

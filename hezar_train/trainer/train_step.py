@@ -182,6 +182,8 @@ class TrainStep:
         if step.is_own:
             self._guard_own(ctx)
             return
+        if step.is_assigned:
+            raise HookError(READ_AGAIN)
         optimization.gather_gradients(step.window)  # done already, unless the hook of that name was taken out
         grad_norm, loss = self._read(optimization.gradient_norm(), step.window_loss)
         step.grad_norm, step.loss_value = grad_norm, loss
@@ -227,6 +229,7 @@ class TrainStep:
         `update_step` counts the windows that were applied: a scaler may skip one.
         """
         state, step = self._state, ctx.step
+        step.is_counted = True
         state.global_step += 1
         state.epoch_step += 1
         self._open_steps += 1
@@ -267,6 +270,12 @@ class TrainStep:
 NO_BACKWARD = (
     "This was raised while the gradients of the model's loss were computed. The model must leave what it computed as "
     "it is (no y += 1 or y[0] = 0) and not call backward() itself: the trainer does."
+)
+
+
+READ_AGAIN = (
+    "ctx.grad_norm or ctx.loss_value was assigned before the hook 'guard' at on_update, which reads both itself, so it "
+    "would change nothing. Register your hook after it (after='guard'), or put it in its place."
 )
 
 

@@ -363,10 +363,10 @@ def test_a_step_alone_outside_of_a_fit_is_a_whole_window() -> None:
 def test_an_update_waits_for_the_windows_end() -> None:
     ctx, hooks = recording()
     loop = loop_of(ctx, hooks)
-    ctx.closes_window = False
+    ctx.step.closes_window = False
     loop.run_update()
     assert ctx.log == []
-    ctx.closes_window = True
+    ctx.step.closes_window = True
     loop.run_update()
     assert ctx.log == ["on_gradients", "on_update"]
 

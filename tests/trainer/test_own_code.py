@@ -222,6 +222,51 @@ class TestContext:
         _, changed = self.default_and_changed(toy, empty, "on_batch_start")
         assert changed.model.layer.weight.tolist() == toy(out="untrained").model.layer.weight.tolist()  # type: ignore[union-attr, operator]
 
+    @pytest.mark.parametrize(
+        ("moment", "name", "value", "instead"),
+        [
+            ("on_batch_end", "closes_window", False, "The loop sets it"),
+            ("on_batch_start", "cur_batch_i", 100, "The loop counts it"),
+            ("on_update", "applied", False, "The optimizer has stepped"),
+            ("on_batch_end", "applied", False, "The update is counted"),
+            ("on_batch_end", "loss_value", 3.0, "The update is counted: assign it at on_update"),
+            ("on_batch_backward", "loss", torch.zeros(()), "assign it at on_batch_forward"),
+            ("on_batch_backward", "loss_batch", torch.zeros(()), "assign it at on_batch_forward"),
+            ("on_batch_end", "loss_task", torch.zeros(()), "assign it at on_batch_forward"),
+            ("on_gradients", "grad_norm", 1e9, "after='guard'"),
+            ("on_gradients", "loss_value", 5.0, "after='guard'"),
+            ("on_epoch_start", "num_train_batch", 2, "assign it at on_fit_start"),
+            ("on_fit_start", "num_train_batch_last_epoch", 2, "It follows from ctx.num_total_train_batch"),
+            ("on_epoch_start", "mode", "val", "The routine sets it"),
+        ],
+    )  # fmt: skip
+    def test_what_the_loop_would_not_use_any_more_is_refused(
+        self, moment: str, name: str, value: Any, instead: str, toy: Build
+    ) -> None:
+        trainer = toy()
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, name, value), moment)
+        with pytest.raises(
+            HookError, match=rf"ctx\.{name.replace('_batch', '(_batch)?')}.*would change nothing.*{instead}"
+        ):
+            trainer.train()
+
+    def test_what_is_known_of_an_update_is_refused_inside_its_window(self, toy: Build) -> None:
+        trainer = toy(gradient_accumulation_steps=2)
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, "loss_value", 1.0), "on_batch_backward")
+        with pytest.raises(HookError, match=r"ctx\.loss_value .* assign it where ctx\.closes_window"):
+            trainer.train()
+
+    def test_a_norm_and_a_loss_that_are_assigned_after_the_guard_are_used(self, toy: Build) -> None:
+        def look(ctx: Context) -> None:
+            ctx.grad_norm, ctx.loss_value = 1e9, 5.0
+
+        trainer = toy(max_grad_norm=1.0, optimizer="sgd")
+        trainer.hooks_in_train.register(look, "on_update", after="guard")
+        before = weights_of(trainer)
+        trainer.train()
+        assert weights_of(trainer) == pytest.approx(before, abs=1e-6)  # clipped as if the norm were that
+        assert trainer.state.loss_tracker_avg == 5.0
+
     def test_a_limit_of_the_gradients_that_is_assigned_is_used(self, toy: Build) -> None:
         def limit(ctx: Context) -> None:
             ctx.grad_clip = 1e-3
