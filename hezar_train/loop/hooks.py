@@ -14,6 +14,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, overload
@@ -205,8 +206,8 @@ class _Entry:
 class HookList(MutableSequence[HookCall]):
     """The hooks of one moment as a list of functions, in the order they run; what is changed in it is changed there."""
 
-    def __init__(self, entries: list[_Entry], moment: Moment) -> None:
-        self._entries, self._moment = entries, moment
+    def __init__(self, entries: list[_Entry], moment: Moment, refuse_while_running: Callable[[], None]) -> None:
+        self._entries, self._moment, self._refuse_while_running = entries, moment, refuse_while_running
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -238,6 +239,7 @@ class HookList(MutableSequence[HookCall]):
 
     def insert(self, index: int, value: HookCall) -> None:
         """Add a hook before a position; none comes after the hook that does what is due."""
+        self._refuse_while_running()
         end = sum(not entry.is_last for entry in self._entries)
         self._entries.insert(min(index, end) if index >= 0 else index, _entry_of(value))
 
@@ -250,6 +252,7 @@ class HookList(MutableSequence[HookCall]):
         return repr(list(self))
 
     def _take(self, changed: list[_Entry]) -> None:
+        self._refuse_while_running()
         for entry in self._entries:
             if entry.is_required and entry not in changed:
                 raise HookError(_needed(entry.name, self._moment))
@@ -271,10 +274,33 @@ def _needed(name: str, moment: Moment) -> str:
 
 
 class HookSet:
-    """The hooks of one mode: a list per moment, in the order they run."""
+    """The hooks of one mode: a list per moment, in the order they run.
+
+    A routine decides when it begins what runs at each moment; until it ends, its set refuses to be changed. So a run
+    has the hooks that it was built with, on every process and after a resume.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[Moment, list[_Entry]] = {moment: [] for moment in Moment}
+        self._num_running = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Refuse changes while the body runs; bodies may nest."""
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+
+    def refuse_while_running(self) -> None:
+        """Raise if a routine with these hooks is under way."""
+        if self._num_running:
+            raise HookError(
+                "hooks were added, replaced or removed while the routine that they belong to runs, which would change "
+                "nothing until it is called again: what runs at each moment was decided when it began. Do it before, "
+                "and let the hook return at once while it is not wanted: if ctx.state.epoch < 2: return"
+            )
 
     def register(
         self,
@@ -292,6 +318,7 @@ class HookSet:
 
         The end is before the hook that does what is due (`is_last`). One that is required stays for good.
         """
+        self.refuse_while_running()
         entries = self._entries[moment_named(moment)]
         name = name or name_of(call)
         if not callable(call):
@@ -306,6 +333,7 @@ class HookSet:
 
     def replace(self, call: HookCall, moment: str | Moment, name: str) -> None:
         """Put another hook in the place and under the name of an existing one."""
+        self.refuse_while_running()
         entries = self._entries[moment_named(moment)]
         index = self._index(moment, name)
         if not callable(call):
@@ -315,6 +343,7 @@ class HookSet:
 
     def remove(self, moment: str | Moment, name: str) -> int:
         """Take a hook out; return the position that it had."""
+        self.refuse_while_running()
         index = self._index(moment, name)
         self._refuse_needed(moment, self._entries[moment_named(moment)][index])
         del self._entries[moment_named(moment)][index]
@@ -322,6 +351,7 @@ class HookSet:
 
     def clear(self, moment: str | Moment) -> None:
         """Take all hooks of a moment out, also those that the loop brought, but for those that are required."""
+        self.refuse_while_running()
         entries = self._entries[moment_named(moment)]
         entries[:] = [entry for entry in entries if entry.is_required]
 
@@ -350,7 +380,7 @@ class HookSet:
 
     def __getitem__(self, moment: str | Moment) -> HookList:
         """Return the hooks of a moment as a list that may be changed."""
-        return HookList(self._entries[moment_named(moment)], moment_named(moment))
+        return HookList(self._entries[moment_named(moment)], moment_named(moment), self.refuse_while_running)
 
     def __iter__(self) -> Iterator[Moment]:
         return iter(Moment)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import Any
@@ -223,7 +223,7 @@ class Routine:
 
     def __init__(self, ctx: Context, hooks: HookSet, mode: Mode, split: str) -> None:
         self._ctx, self.mode, self.split = ctx, mode, split
-        self._calls = self.calls_of(hooks)
+        self._calls, self._sets = self.calls_of(hooks), self.sets_of(hooks)
         # at hand without a look-up, which costs more than an empty moment
         self.forward_calls = self._calls[Moment.BATCH_FORWARD]
         self.backward_calls = self._calls[Moment.BATCH_BACKWARD]
@@ -233,6 +233,10 @@ class Routine:
     def calls_of(self, hooks: HookSet) -> dict[Moment, tuple[HookCall, ...]]:
         """Return what runs at each moment, in order."""
         return {moment: hooks.calls(moment) for moment in Moment}
+
+    def sets_of(self, hooks: HookSet) -> list[HookSet]:
+        """Return the sets that are not to be changed while the routine runs."""
+        return [hooks]
 
     def fire(self, moment: Moment) -> None:
         """Run a moment's hooks."""
@@ -247,7 +251,9 @@ class Routine:
         `announce` may set names in the frame before the first hook runs.
         """
         failure: BaseException | None = None
-        with self._ctx.frame(self.mode, self.split):
+        with self._ctx.frame(self.mode, self.split), ExitStack() as hooks_running:
+            for hooks in self._sets:
+                hooks_running.enter_context(hooks.running())
             try:
                 if announce is not None:
                     announce()

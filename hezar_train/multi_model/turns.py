@@ -108,6 +108,10 @@ class TurnsRoutine(Routine):
         models, turns = self._models, self._turns
         return {moment: _flat(moment, hooks, models, turns, self._interact(moment)) for moment in Moment}
 
+    def sets_of(self, hooks: HookSet) -> list[HookSet]:
+        """Return the sets of all models, and what they share."""
+        return [hooks, *self._models.values()]
+
 
 class MultiModelLoop(Loop):
     """A loop on which those models learn that are let."""

@@ -492,9 +492,12 @@ class Trainer:
                 raise HookTypeError(f"hooks holds {a_kind(hook)}; expected Hook objects. {remedy}")
             refuse_uncalled(hook)
             hook.attach(self)
+            calls, sets = list(hook.calls()), {id(self.hooks[mode]): self.hooks[mode] for mode in hook.modes}.values()
+            for hook_set in sets if calls else ():
+                hook_set.refuse_while_running()  # before its state is kept
             self.parts.checkpointing.add_hook(hook)
-            for hook_set in {id(self.hooks[mode]): self.hooks[mode] for mode in hook.modes}.values():
-                for moment, call in hook.calls():
+            for hook_set in sets:
+                for moment, call in calls:
                     hook_set.register(call, moment, name=hook.name)
 
     def register_for_checkpointing(self, name: str, kept: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -540,3 +540,53 @@ def test_the_state_of_a_hook_that_is_gone_is_told(toy: Any, caplog: pytest.LogCa
     first.train()
     toy(num_epochs=2, resume_from_checkpoint=True, accept_changes=True).train()
     assert "holds the state of Counting, which this trainer does not have" in caplog.text
+
+
+class TestHooksWhileTheyRun:
+    """What runs is decided when a routine begins; a change that would wait for the next call is refused."""
+
+    CHANGES: ClassVar[dict[str, Callable[[Trainer], object]]] = {
+        "register_hooks": lambda trainer: trainer.register_hooks([Watcher()]),
+        "register_hook_in_train": lambda trainer: trainer.register_hook_in_train(print, "on_batch_end"),
+        "append": lambda trainer: trainer.hooks_in_train["on_batch_end"].append(print),
+        "assign": lambda trainer: trainer.hooks_in_train["on_batch_forward"].__setitem__(0, print),
+        "replace": lambda trainer: trainer.replace_hook_in_train(print, "on_update", "clip"),
+        "remove": lambda trainer: trainer.reset_hook_in_train("on_update", "clip"),
+        "clear": lambda trainer: trainer.reset_hook_in_train("on_update"),
+    }
+
+    @pytest.mark.parametrize("moment", ["on_fit_start", "on_epoch_start", "on_batch_end", "on_fit_end"])
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_a_change_is_refused_and_leaves_everything_as_it_was(self, change: str, moment: str, toy: Build) -> None:
+        trainer = toy(num_epochs=2)
+        trainer.register_hook_in_train(lambda _: self.CHANGES[change](trainer), moment, insert_pos=0)
+        before, kept = str(trainer.hooks_in_train), list(trainer.parts.checkpointing.hooks)
+        with pytest.raises(HookError, match="while the routine that they belong to runs"):
+            trainer.train()
+        assert (str(trainer.hooks_in_train), trainer.parts.checkpointing.hooks) == (before, kept)
+        self.CHANGES[change](trainer)  # it has ended, however it did
+
+    def test_hooks_of_another_routine_may_be_changed(self, toy: Build, rows: Any) -> None:
+        seen: list[int] = []
+        trainer = toy(num_epochs=2, eval_dataset=rows(4))
+
+        def add(ctx: Context) -> None:
+            if ctx.state.epoch == 2:
+                trainer.register_hook_in_eval(lambda ctx: seen.append(ctx.state.global_step), "on_batch_end")
+
+        trainer.register_hook_in_train(add, "on_epoch_start")
+        trainer.train()
+        assert seen == [10]
+
+    def test_an_object_without_moments_may_be_kept_in_checkpoints_from_now_on(self, toy: Build) -> None:
+        trainer, kept = toy(), nn.Linear(1, 1)
+        trainer.register_hook_in_train(lambda _: trainer.register_for_checkpointing("mine", kept), "on_fit_start")
+        trainer.train()
+        assert [one.name for one in trainer.parts.checkpointing.hooks] == ["checkpointed.mine"]
+
+
+class Watcher(Hook):
+    def after_step(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"is": "kept"}
