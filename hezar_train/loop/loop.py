@@ -222,7 +222,7 @@ class Routine:
     """One walk with a mode, a split and a hook set; what runs at each moment is frozen when it is made."""
 
     def __init__(self, ctx: Context, hooks: HookSet, mode: Mode, split: str) -> None:
-        self._ctx, self.mode, self.split = ctx, mode, split
+        self._ctx, self.mode, self.split, self.is_ending = ctx, mode, split, False
         self._calls, self._sets = self.calls_of(hooks), self.sets_of(hooks)
         # at hand without a look-up, which costs more than an empty moment
         self.forward_calls = self._calls[Moment.BATCH_FORWARD]
@@ -262,6 +262,7 @@ class Routine:
             except BaseException as error:  # noqa: BLE001 - raised again below
                 failure = error
                 self._ctx.put({"failed": error})
+            self.is_ending = True
             try:
                 self.fire(Moment.FIT_END)
             finally:

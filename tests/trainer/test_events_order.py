@@ -352,6 +352,45 @@ class TestRequests:
         with pytest.raises(HookError, match=r"save_enabled=False: none would be written. Take the request out"):
             toy(hooks=[Asking()], save_enabled=False).train()
 
+    def test_a_trainer_that_only_evaluates_is_not_asked_for_a_save(self, rows: Any, tmp_path: Path) -> None:
+        trainer = Trainer(TrainerConfig(tmp_path), torch.nn.Linear(4, 3), eval_dataset=rows(4))
+        with pytest.raises(HookError, match="this trainer has no training data, and so saves none"):
+            trainer.request_save()
+
+    def test_a_save_is_refused_where_nothing_falls_due_any_more(self, toy: Build, saved_steps: Any) -> None:
+        class Asking(Hook):
+            def after_train(self) -> None:
+                self.trainer.request_save()
+
+        words = r"the last update of this call of train\(\) is done and saved. Ask for it before: at on_epoch_end"
+        with pytest.raises(HookError, match=words):
+            toy(hooks=[Asking()]).train()
+        done = toy(out="done")
+        done.train()
+        with pytest.raises(HookError, match=words):
+            done.request_save()
+        assert saved_steps("done") == [5]
+
+    def test_a_save_that_the_last_evaluation_asks_for_is_that_of_its_update(
+        self, toy: Build, rows: Any, saved_steps: Any
+    ) -> None:
+        class Asking(Hook):
+            modes = frozenset({Mode.VAL})
+
+            def after_train(self) -> None:
+                self.trainer.request_save()
+
+        trainer = toy(hooks=[Asking()], eval_dataset=rows(4), local_update_steps=2)
+        trainer.train()
+        trainer.train()
+        assert saved_steps() == [2, 4]  # and none at 3, the first update of the second call
+
+    def test_a_save_may_be_asked_for_before_the_first_step(self, toy: Build, saved_steps: Any) -> None:
+        trainer = toy()
+        trainer.request_save()
+        trainer.train()
+        assert saved_steps() == [1, 5]
+
     def test_a_save_is_asked_for_once(self, toy: Build, saved_steps: Any) -> None:
         class Asking(Hook):
             def after_step(self) -> None:
