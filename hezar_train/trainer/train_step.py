@@ -332,7 +332,6 @@ class Optimization:
         """What the norm of the gradients is limited to; None: nothing."""
         self._parameters: list[Tensor] = []
         self._list_parameters()
-        self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
         self._gathered: object = None
         self._own_steps = OwnSteps() if own_steps is None else own_steps
         gather = weakref.WeakMethod(self._gather_own)  # an optimizer may outlive the trainer that it was passed to
@@ -425,7 +424,7 @@ class Optimization:
         self._own_steps.is_ours = True
         try:
             if self._scaler is None:
-                self._step()
+                self.optimizer.step()  # looked up each time: schedulers and users wrap it
                 return True
             before = self._scaler.get_scale()
             self._scaler.step(self.optimizer)
@@ -459,7 +458,7 @@ class Optimization:
 
     def follow(self, schedule: Schedule) -> None:
         """Drive another schedule from now on."""
-        self.schedule, self._step = schedule, self.optimizer.step
+        self.schedule = schedule
 
     def _gradients(self) -> list[Tensor]:
         """Return what this process holds of the gradients."""

@@ -134,6 +134,22 @@ class TestSteps:
         assert "backward" not in vars(own.accelerator)
 
 
+class TestWrappedSteps:
+    def test_a_step_that_is_wrapped_after_the_trainer_was_built_is_called(self, toy: Build) -> None:
+        plain, wrapped = toy(out="plain"), toy()
+        calls: list[int] = []
+
+        def timed(*given: Any, **named: Any) -> Any:
+            calls.append(wrapped.state.global_step)
+            return own(*given, **named)
+
+        own = wrapped.optimizer.step
+        wrapped.optimizer.step = timed  # type: ignore[method-assign]
+        wrapped.train()
+        assert calls == [0, 1, 2, 3, 4]
+        assert weights_of(wrapped) == weights_of(trained(plain))
+
+
 class TestParameterGroups:
     def test_a_group_that_is_added_while_it_trains_is_clipped_and_freed_like_the_others(self, toy: Build) -> None:
         class Late(nn.Module):
