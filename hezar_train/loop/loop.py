@@ -406,13 +406,16 @@ class Fit:
             state.update(epoch=state.epoch + 1, position=0, epoch_step=0, epoch_finished=False)
         return True
 
+    def rest_of_epoch(self) -> tuple[int, int, int]:
+        """Return the place in the epoch, and how many steps and samples may follow it there at most."""
+        state = self.state
+        steps_left = min(self.end.step - state.global_step, self.batches_in_epoch - state.epoch_step)
+        return state.position, steps_left, self.end.samples - state.samples_seen
+
     def windows(self, epoch: int) -> Iterator[Window]:
         """Yield the rest of an epoch, each window weighed before its first backward; one past the end is dropped."""
-        state = self.state
         self.saw_data = False
-        steps_left = min(self.end.step - state.global_step, self.batches_in_epoch - state.epoch_step)
-        samples_left = self.end.samples - state.samples_seen
-        for window in self.timed(self.source.windows(self.plan, epoch, state.position, steps_left, samples_left)):
+        for window in self.timed(self.source.windows(self.plan, epoch, *self.rest_of_epoch())):
             if self.ends:
                 return
             self.saw_data = True
@@ -442,17 +445,20 @@ class EpochBatches:
     """The batches that are left of an epoch; walking over them is walking the loop.
 
     Each batch comes after its BATCH_START; asking for the next one counts it and does what is due. Before that its loss
-    must have been noted, which every step does by itself.
+    must have been noted, which every step does by itself. Its length is what was left when it was opened.
     """
 
     def __init__(self, fit: Fit, ctx: Context, epoch: int) -> None:
         self._fit, self._ctx, self._epoch = fit, ctx, epoch
+        self._rest, self._length = fit.rest_of_epoch(), -1
         self._walk: Generator[Any, None, None] | None = None
 
     def __len__(self) -> int:
         if self._fit.plan.steps_in_epoch is None:
             raise TypeError("the length of the training data is unknown")
-        return self._fit.plan.steps_in_epoch
+        if self._length < 0:
+            self._length = sum(span.num_steps for span in self._fit.plan.windows(*self._rest))
+        return self._length
 
     def __iter__(self) -> Generator[Any, None, None]:
         fit = self._fit

@@ -134,6 +134,49 @@ class TestSteps:
         assert "backward" not in vars(own.accelerator)
 
 
+class TestLengthOfAnEpoch:
+    """A progress bar over an epoch's batches ends with them."""
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({"num_epochs": 2}, [5, 5]),
+            ({"num_epochs": 2, "max_steps": 7}, [5, 2]),
+            ({"num_epochs": 2, "gradient_accumulation_steps": 2, "max_steps": 7}, [5, 2]),
+            ({"local_update_steps": 7}, [5, 2]),
+            ({"local_update_steps": 3, "global_batch_size": 4}, [3]),
+        ],
+    )
+    def test_what_is_told_is_what_is_walked(self, settings: dict[str, Any], expected: list[int], toy: Build) -> None:
+        trainer = toy(Measured, **settings)
+        trainer.train()
+        assert trainer.told == trainer.walked == expected  # type: ignore[attr-defined]
+
+    def test_after_a_resume_it_is_that_of_the_rest(self, toy: Build) -> None:
+        toy(Measured, max_steps=3).train()
+        resumed = toy(Measured, resume_from_checkpoint=True, accept_changes=True)
+        resumed.train()
+        assert resumed.told == resumed.walked == [2]  # type: ignore[attr-defined]
+
+    def test_hooks_that_shorten_an_epoch_shorten_its_length(self, toy: Build) -> None:
+        trainer = toy(Measured, num_epochs=2)
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, "num_train_batch", 3), "on_fit_start")
+        trainer.train()
+        assert trainer.told == trainer.walked == [3, 3]  # type: ignore[attr-defined]
+
+
+class Measured(Trainer):
+    """Note how long each epoch says that it is, and how long it was."""
+
+    def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+        with self.parts.loop.epoch_batches(epoch_num) as batches:
+            steps = [(len(batches), self.run_step()) for _ in batches]
+        self.told = [*getattr(self, "told", []), steps[0][0]]
+        self.walked = [*getattr(self, "walked", []), len(steps)]
+        assert {told for told, _ in steps} == {steps[0][0]}  # the same while it is walked
+        return {}
+
+
 class TestWrappedSteps:
     def test_a_step_that_is_wrapped_after_the_trainer_was_built_is_called(self, toy: Build) -> None:
         plain, wrapped = toy(out="plain"), toy()
