@@ -237,6 +237,12 @@ class MultiModelTrainer(Trainer):
         parts.ctx.share(self._shared_names())
         return parts
 
+    def _unused_criterion(self) -> str | None:
+        """Say that the criterion is never called, where every model has a loss of its own."""
+        unused = [runner.unused_criterion for runner in self._runners.values()]
+        is_default = type(self).compute_loss is MultiModelTrainer.compute_loss
+        return unused[0] if is_default and all(unused) else None
+
     def register_training_hooks(self, hooks: HookSet) -> None:
         """Put what happens once for a batch into the shared set, and what happens to a model into its own."""
         self.parts.train_step.register_batch(hooks)

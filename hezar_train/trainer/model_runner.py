@@ -125,6 +125,17 @@ class ModelRunner:
             raise no_loss_tensor(self._source_of_loss(), found)
         return found if found.ndim == 0 else found.mean()
 
+    @property
+    def unused_criterion(self) -> str | None:
+        """Say that the criterion is never called, because the model has a loss of its own; None: it is."""
+        if self._own_loss is None or self._criterion is None:
+            return None
+        return (
+            f"criterion is set, but the model {type(unwrap(self._model)).__name__} has a compute_loss() of its own, "
+            "which comes first: the criterion would never be called. Take `criterion` out of the config, or "
+            "compute_loss() out of the model; to use both, override compute_loss() of the Trainer."
+        )
+
     def _refuse_missing(self, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         """Raise if the model's own loss needs what neither the batch nor the outputs have."""
         if missing := self._own_loss_needs - given.keys():

@@ -41,7 +41,7 @@ from hezar_train.metrics import MetricsHandler, settle_handler
 from hezar_train.optim import Schedule
 from hezar_train.plan import Plan
 from hezar_train.run_layout import CONFIG_FILE, CSV_FILE, HEZAR_CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
-from hezar_train.runtime import Runtime, build_runtime, prepare_model, prepare_with_plugin
+from hezar_train.runtime import Runtime, build_runtime, logger, prepare_model, prepare_with_plugin
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress, print_facts
 from hezar_train.terminal.display import facts_of
@@ -189,6 +189,7 @@ class Trainer:
         self._prepare_optimizer(optimizer)
         first = FirstSettings(self.optimizer, self.build_schedule, lr_scheduler)
         self._show(self.make_parts(self._given(first)))
+        self._refuse_unused_criterion(resumes=found is not None)
         self.register_default_hooks()
         self.register_hooks(as_hooks("build_hooks() returned", self.build_hooks()) + as_hooks("hooks is", hooks))
         if found is not None and self.setup.only_for_eval:
@@ -275,6 +276,17 @@ class Trainer:
         self.best_key = parts.setup.best_key
         self.config.freeze()
         self._is_built = True
+
+    def _refuse_unused_criterion(self, *, resumes: bool) -> None:
+        """Raise if the criterion would never be called; warn where a run of an earlier version goes on with it."""
+        if (unused := self._unused_criterion()) is None:
+            return
+        if not resumes:
+            raise ConfigError(unused)
+        logger.warning("%s", unused)
+
+    def _unused_criterion(self) -> str | None:
+        return self.parts.model_runner.unused_criterion if type(self).compute_loss is Trainer.compute_loss else None
 
     def make_parts(self, given: Given) -> Parts:
         """Make the parts; a trainer of another kind makes others."""

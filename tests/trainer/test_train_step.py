@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from hezar_train import Hook, Moment, Trainer, TrainerConfig
-from hezar_train.errors import DataError, HookError
+from hezar_train.errors import ConfigError, DataError, HookError
 from hezar_train.types import Mode
 
 Build = Callable[..., Trainer]
@@ -197,7 +197,22 @@ class TestLoss:
         return trainer.train().metrics["train.loss"]
 
     def test_the_models_own_comes_first(self, toy: Build) -> None:
-        assert self.loss(toy(model=self.Full(own=True))) == 1.0
+        assert self.loss(toy(model=self.Full(own=True), criterion=None)) == 1.0
+
+    def test_a_criterion_beside_it_is_refused_because_nobody_would_call_it(self, toy: Build) -> None:
+        with pytest.raises(
+            ConfigError, match=r"the model Full has a compute_loss\(\) of its own.*never be called. Take `cr"
+        ):
+            toy(model=self.Full(own=True))
+
+    def test_a_run_that_began_with_both_goes_on(self, toy: Build, caplog: pytest.LogCaptureFixture) -> None:
+        class Both(Trainer):  # which was let in
+            def _refuse_unused_criterion(self, *, resumes: bool) -> None: ...
+
+        toy(Both, model=self.Full(own=True)).train()
+        resumed = toy(model=self.Full(own=True), num_epochs=2, resume_from_checkpoint=True)
+        assert "the criterion would never be called" in caplog.text
+        assert self.loss(resumed) == 1.0
 
     def test_then_the_criterion(self, toy: Build) -> None:
         model = self.Full(own=False)
