@@ -87,15 +87,18 @@ class Loop:
         weigh: Callable[[Window], Window],
         start_over: Callable[[], None],
         while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
+        tell_filler: Callable[[bool], None] | None = None,
     ) -> None:
         """Walk with the hooks of training, unless a fit has others.
 
         `weigh` says what the micro-batches of a window weigh; `start_over` lets what joins the gradients
         forget a step that failed half way (the open window itself is taken back when the next call begins);
-        `while_learning` is held while a fit is under way: a trainer's lets `accelerator.backward` weigh losses.
+        `while_learning` is held while a fit is under way: a trainer's lets `accelerator.backward` weigh losses;
+        `tell_filler` is told of each batch of a fit whether it is filler, and after it that none is under way.
         """
         self._ctx, self._model, self._hooks, self._verbs = ctx, model, hooks, verbs
         self._weigh, self._start_over, self._while_learning = weigh, start_over, while_learning
+        self._tell_filler = tell_filler
         self._fits: list[Fit] = []
         self.batches: EpochBatches | None = None
         """The batches of the epoch under way, or of the last one."""
@@ -141,7 +144,7 @@ class Loop:
     def epoch_batches(self, epoch: int) -> Iterator[EpochBatches]:
         """Open the rest of an epoch, for a body that walks over all of its batches."""
         fit = self._fits[-1]
-        before, self.batches = fit.state.global_step, EpochBatches(fit, self._ctx, epoch)
+        before, self.batches = fit.state.global_step, EpochBatches(fit, self._ctx, epoch, self._tell_filler)
         batches = self.batches
         try:
             yield batches
@@ -280,7 +283,11 @@ class Routine:
             self._ctx.clear(Lifecycle.EPOCH)
 
     def batches(
-        self, windows: Iterable[Window], number_in_epoch: int = 0, check_loss: Callable[[], None] | None = None
+        self,
+        windows: Iterable[Window],
+        number_in_epoch: int = 0,
+        check_loss: Callable[[], None] | None = None,
+        tell_filler: Callable[[bool], None] | None = None,
     ) -> Generator[Any, None, None]:
         """Yield each micro-batch between its BATCH_START and its BATCH_END; the batch's variables end with it.
 
@@ -297,6 +304,8 @@ class Routine:
                 step.is_loss_noted, step.loss_value, step.applied = False, None, False
                 step.is_own = step.is_weighed = step.is_skipped = step.is_assigned = step.is_counted = False
                 number_in_epoch += 1
+                if tell_filler is not None:
+                    tell_filler(window.is_filler(number))
                 try:
                     for call in starts:
                         call(ctx)
@@ -307,6 +316,8 @@ class Routine:
                         call(ctx)
                 finally:
                     ctx.clear(Lifecycle.BATCH)
+                    if tell_filler is not None:
+                        tell_filler(False)
 
 
 @dataclass
@@ -448,8 +459,8 @@ class EpochBatches:
     must have been noted, which every step does by itself. Its length is what was left when it was opened.
     """
 
-    def __init__(self, fit: Fit, ctx: Context, epoch: int) -> None:
-        self._fit, self._ctx, self._epoch = fit, ctx, epoch
+    def __init__(self, fit: Fit, ctx: Context, epoch: int, tell_filler: Callable[[bool], None] | None = None) -> None:
+        self._fit, self._ctx, self._epoch, self._tell_filler = fit, ctx, epoch, tell_filler
         self._rest, self._length = fit.rest_of_epoch(), -1
         self._walk: Generator[Any, None, None] | None = None
 
@@ -462,7 +473,9 @@ class EpochBatches:
 
     def __iter__(self) -> Generator[Any, None, None]:
         fit = self._fit
-        self._walk = fit.routine.batches(fit.windows(self._epoch), fit.state.epoch_step, self._check_loss)
+        self._walk = fit.routine.batches(
+            fit.windows(self._epoch), fit.state.epoch_step, self._check_loss, self._tell_filler
+        )
         return self._walk
 
     def close(self) -> None:

@@ -125,13 +125,14 @@ class MultiModelLoop(Loop):
         weigh: Callable[[Window], Window],
         start_over: Callable[[], None],
         while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
+        tell_filler: Callable[[bool], None] | None = None,
         *,
         model_hooks: Mapping[str, HookSet],
         turns: Turns,
         interact: InteractAt,
     ) -> None:
         """Take what a `Loop` takes; the hooks of each model, by name, stand between those that all models share."""
-        super().__init__(ctx, model, hooks, verbs, weigh, start_over, while_learning)
+        super().__init__(ctx, model, hooks, verbs, weigh, start_over, while_learning, tell_filler)
         self._context = ctx
         self._model_hooks, self._turns, self._interact = model_hooks, turns, interact
         self._learning: list[str] = []

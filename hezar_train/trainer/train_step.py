@@ -35,7 +35,7 @@ from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
 from hezar_train.loop import DONE_BY_USER, Context, HookSet, Moment, Verbs, add_loss, refuse_non_finite, share_of
 from hezar_train.optim import Schedule
-from hezar_train.runtime import DataParallel, Runtime, SyncedBatchNorm, to_device
+from hezar_train.runtime import DataParallel, Runtime, to_device
 from hezar_train.runtime.sharding import gradient_norm, local_gradients
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer, as_outputs, labels_of, others_of
@@ -117,8 +117,6 @@ class TrainStep:
         """Run the model and compute the loss."""
         step = ctx.step
         batch = step.batch
-        if self._processes.count > 1:
-            SyncedBatchNorm.skips = step.window.is_filler(step.batch_in_window)
         with self._autocast():
             try:
                 outputs = self._verbs.forward(batch)
