@@ -229,7 +229,7 @@ class HookList(MutableSequence[HookCall]):
         if isinstance(index, slice):
             changed[index] = [_entry_of(one) for one in value]
         else:
-            changed[index] = _entry_of(value)
+            changed[index] = _entry_of(value, changed[index].name, is_last=changed[index].is_last)  # as `replace` does
         self._take(changed)
 
     def __delitem__(self, index: int | slice) -> None:
@@ -259,10 +259,12 @@ class HookList(MutableSequence[HookCall]):
         self._entries[:] = sorted(changed, key=lambda entry: entry.is_last)  # nothing comes after what is due
 
 
-def _entry_of(call: HookCall) -> _Entry:
+def _entry_of(call: HookCall, name: str | None = None, *, is_last: bool = False, is_required: bool = False) -> _Entry:
+    """Return a hook under its name, by default that of the function; refuse what cannot be called."""
     if not callable(call):
-        raise HookError(f"a hook is a {type(call).__name__}; expected a function of the context, f(ctx)")
-    return _Entry(name_of(call), call)
+        named = f"hook {name!r}" if name else "a hook"
+        raise HookError(f"{named} is a {type(call).__name__}; expected a function of the context, f(ctx)")
+    return _Entry(name or name_of(call), call, is_last, is_required)
 
 
 def _needed(name: str, moment: Moment) -> str:
@@ -320,26 +322,23 @@ class HookSet:
         """
         self.refuse_while_running()
         entries = self._entries[moment_named(moment)]
-        name = name or name_of(call)
-        if not callable(call):
-            raise HookError(f"hook {name!r} is a {type(call).__name__}; expected a function of the context, f(ctx)")
+        entry = _entry_of(call, name, is_last=is_last, is_required=is_required)
         given = {"before": before, "after": after, "position": position}
         given = {word: value for word, value in given.items() if value is not None}
         if len(given) > 1:
             listed = " and ".join(f"{word}={value!r}" for word, value in given.items())
-            raise HookError(f"hook {name!r}: {listed} were given; give one of them")
+            raise HookError(f"hook {entry.name!r}: {listed} were given; give one of them")
         index = len(entries) if is_last else self._place(moment_named(moment), before, after, position)
-        entries.insert(index, _Entry(name, call, is_last, is_required))
+        entries.insert(index, entry)
 
     def replace(self, call: HookCall, moment: str | Moment, name: str) -> None:
         """Put another hook in the place and under the name of an existing one."""
         self.refuse_while_running()
         entries = self._entries[moment_named(moment)]
         index = self._index(moment, name)
-        if not callable(call):
-            raise HookError(f"hook {name!r} is a {type(call).__name__}; expected a function of the context, f(ctx)")
+        entry = _entry_of(call, name, is_last=entries[index].is_last)
         self._refuse_needed(moment, entries[index])
-        entries[index] = _Entry(name, call, entries[index].is_last)
+        entries[index] = entry
 
     def remove(self, moment: str | Moment, name: str) -> int:
         """Take a hook out; return the position that it had."""

@@ -153,7 +153,7 @@ class Loop:
             batches.close()
         fit.close_epoch(before)
 
-    def walk(self, routine: Routine, windows: Iterable[Window]) -> None:
+    def infer(self, routine: Routine, windows: Iterable[Window]) -> None:
         """Step through windows of which nothing is learned: a step is the moments of forward and backward."""
         with closing(routine.batches(windows)) as batches:  # a failed step must end its batch here, not some time later
             for _ in batches:

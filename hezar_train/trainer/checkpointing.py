@@ -39,6 +39,7 @@ from hezar_train.config.files import read_mapping, to_yaml
 from hezar_train.data import Source
 from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError, choices, state_for
 from hezar_train.events import EventStorage
+from hezar_train.hooks.periodic import Checkpointed
 from hezar_train.hub import (
     fetch_checkpoint,
     fetch_records,
@@ -194,7 +195,7 @@ class Checkpointing:
         for name, hook in self._named_hooks():
             if name in self._hook_states and any(hook is one for one in hooks):
                 with state_for(f"the hook {name}"):
-                    kept, state = getattr(hook, "kept", None), self._hook_states[name]
+                    kept, state = hook.kept if isinstance(hook, Checkpointed) else None, self._hook_states[name]
                     hook.load_state_dict(fitted_state(state, kept) if isinstance(kept, Optimizer) else state)
 
     def _tell_of_lost_hooks(self) -> None:

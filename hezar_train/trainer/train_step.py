@@ -18,6 +18,7 @@ of a window where they are not known from its samples alone.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import weakref
@@ -152,7 +153,8 @@ class TrainStep:
             except RuntimeError as error:
                 error.add_note(NO_BACKWARD)
                 raise
-        step.outputs["loss"] = loss.detach()
+        outputs = step.outputs = copy.copy(step.outputs)  # an overridden forward() may keep what it returned
+        outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
 
     def _regular_part(self, ctx: Context, share: float) -> torch.Tensor:

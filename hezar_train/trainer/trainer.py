@@ -41,7 +41,7 @@ from hezar_train.metrics import MetricsHandler, settle_handler
 from hezar_train.optim import Schedule
 from hezar_train.plan import Plan
 from hezar_train.run_layout import CONFIG_FILE, CSV_FILE, HEZAR_CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
-from hezar_train.runtime import Runtime, build_runtime, logger, prepare_model, prepare_with_plugin
+from hezar_train.runtime import Runtime, build_runtime, prepare_model, prepare_with_plugin
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress, print_facts
 from hezar_train.terminal.display import facts_of
@@ -53,7 +53,7 @@ from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.generation import decoder_of, label_names_of
 from hezar_train.trainer.invariance import InvarianceReport, verify_invariance
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings, find_lr
-from hezar_train.trainer.model_runner import Regularizer
+from hezar_train.trainer.model_runner import Regularizer, refuse_unused_criterion
 from hezar_train.trainer.optimizer_setup import (
     FirstSettings,
     optimizer_for,
@@ -189,7 +189,8 @@ class Trainer:
         self._prepare_optimizer(optimizer)
         first = FirstSettings(self.optimizer, self.build_schedule, lr_scheduler)
         self._show(self.make_parts(self._given(first)))
-        self._refuse_unused_criterion(resumes=found is not None)
+        if type(self).compute_loss is Trainer.compute_loss:
+            refuse_unused_criterion([self.parts.model_runner], resumes=found is not None)
         self.register_default_hooks()
         self.register_hooks(as_hooks("build_hooks() returned", self.build_hooks()) + as_hooks("hooks is", hooks))
         if found is not None and self.setup.only_for_eval:
@@ -277,17 +278,6 @@ class Trainer:
         self.config.freeze()
         self._is_built = True
 
-    def _refuse_unused_criterion(self, *, resumes: bool) -> None:
-        """Raise if the criterion would never be called; warn where a run of an earlier version goes on with it."""
-        if (unused := self._unused_criterion()) is None:
-            return
-        if not resumes:
-            raise ConfigError(unused)
-        logger.warning("%s", unused)
-
-    def _unused_criterion(self) -> str | None:
-        return self.parts.model_runner.unused_criterion if type(self).compute_loss is Trainer.compute_loss else None
-
     def make_parts(self, given: Given) -> Parts:
         """Make the parts; a trainer of another kind makes others."""
         return assemble(given, self)
@@ -364,7 +354,7 @@ class Trainer:
         source = self.data.open(self.config, data)
         with parts.hold.held():
             fit = parts.finetuning.run(parts.loop, self.ctx, hooks, target_data_split_name, source, parts.weigher.weigh)
-        return RoutineResult(fit.num_samples, {"train.loss": fit.state.loss_tracker_avg}, self.get_model_para)
+        return RoutineResult(fit.num_samples, fit.state.mean_loss(), self.get_model_para)
 
     def find_lr(
         self, lr_min: float = 1e-7, lr_max: float = 10.0, num_steps: int = DEFAULT_STEPS, **settings: Any
@@ -757,7 +747,7 @@ class Trainer:
         return load_csv(path)
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """Where the model and each batch are."""
         return self.runtime.device
 

@@ -319,7 +319,7 @@ def run(ctx: Context, hooks: HookSet, num_epochs: int = 2) -> None:
     with routine.running():
         for _ in range(num_epochs):
             with routine.epoch():
-                loop_of(ctx).walk(routine, windows("a", "b"))
+                loop_of(ctx).infer(routine, windows("a", "b"))
 
 
 def fail(_: Context) -> None:
@@ -392,7 +392,7 @@ def test_after_a_failure_anywhere_nothing_is_left(moment: Moment) -> None:
     hooks.register(fail, moment)
     routine = Routine(ctx, hooks, Mode.TRAIN, "train")
     with pytest.raises(ZeroDivisionError), routine.running(), routine.epoch():
-        loop_of(ctx).walk(routine, windows("a"))
+        loop_of(ctx).infer(routine, windows("a"))
     assert not any(life in ctx for life in LIVES)
     assert (ctx.mode_stack, ctx.split_stack, ctx.model) == ([], [], "m")
 
@@ -418,7 +418,7 @@ def test_a_routine_inside_another_leaves_the_outer_ones_variables_alone() -> Non
         routine = Routine(ctx, inner, Mode.VAL, "val")
         with routine.running():
             stacks.append((ctx.mode_stack, ctx.split_stack))
-            loop_of(ctx).walk(routine, windows("x"))
+            loop_of(ctx).infer(routine, windows("x"))
             assert ctx.count == 1
 
     for hooks in (inner, outer):

@@ -192,6 +192,32 @@ def test_replacing_keeps_the_name_and_the_place() -> None:
     assert run(hooks) == ["other", "b", "due"]
 
 
+def test_what_is_assigned_in_the_list_of_a_moment_keeps_the_name_and_the_place() -> None:
+    hooks = hook_set("a", "b", last="due")
+    hooks[Moment.BATCH_END][0] = hook("other")
+    assert hooks.names(Moment.BATCH_END) == ["a", "b", "due"]
+    assert run(hooks) == ["other", "b", "due"]
+    hooks[Moment.BATCH_END][2] = hook("mine")
+    hooks.register(hook("c"), Moment.BATCH_END)
+    assert run(hooks) == ["other", "b", "c", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("put", "named"),
+    [
+        (lambda hooks: hooks.register(3, Moment.BATCH_END, name="mine"), "hook 'mine'"),
+        (lambda hooks: hooks.replace(3, Moment.BATCH_END, "a"), "hook 'a'"),
+        (lambda hooks: hooks[Moment.BATCH_END].append(3), "a hook"),
+        (lambda hooks: hooks[Moment.BATCH_END].__setitem__(0, 3), "hook 'a'"),
+    ],
+)
+def test_what_cannot_be_called_is_no_hook(put: Callable[[HookSet], None], named: str) -> None:
+    hooks = hook_set("a")
+    with pytest.raises(HookError, match=f"{named} is a int; expected a function of the context"):
+        put(hooks)
+    assert hooks.names(Moment.BATCH_END) == ["a"]
+
+
 def test_a_replacement_of_the_last_hook_stays_last() -> None:
     hooks = hook_set("a", last="due")
     hooks.replace(hook("mine"), Moment.BATCH_END, "due")

@@ -385,6 +385,26 @@ class TestRequests:
         trainer.train()
         assert saved_steps() == [2, 4]  # and none at 3, the first update of the second call
 
+    @pytest.mark.parametrize("evaluates", [False, True])
+    @pytest.mark.parametrize("when", ["before train()", "on_fit_start", "on_epoch_start"])
+    def test_a_run_that_is_stopped_before_its_first_step_has_no_loss_and_no_best(
+        self, when: str, evaluates: bool, toy: Build, rows: Any, tmp_path: Path
+    ) -> None:
+        trainer = toy(
+            eval_dataset=rows(4) if evaluates else None, metric_for_best_model="train.loss",
+            stop_when="train.loss <= 0.1",
+        )  # fmt: skip
+        if when == "before train()":
+            trainer.request_stop("before")
+        else:
+            trainer.register_hook_in_train(lambda _: trainer.request_stop("before"), when)
+        metrics = trainer.train().metrics
+        assert "train.loss" not in metrics
+        assert ("evaluation.loss" in metrics) == (evaluates and when == "on_epoch_start")  # an epoch's end was there
+        assert (trainer.state.global_step, trainer.state.best_metric_value) == (0, None)
+        assert not any('"train.loss"' in path.read_text() for path in tmp_path.glob("run/logs/*/metrics.json"))
+        assert "train.loss" not in trainer.train().metrics  # it is done
+
     def test_a_save_may_be_asked_for_before_the_first_step(self, toy: Build, saved_steps: Any) -> None:
         trainer = toy()
         trainer.request_save()

@@ -601,6 +601,23 @@ def test_the_state_of_a_hook_that_is_gone_is_told(toy: Any, caplog: pytest.LogCa
     assert "holds the state of Counting, which this trainer does not have" in caplog.text
 
 
+def test_a_hook_may_call_an_attribute_kept(toy: Build) -> None:
+    class Keeping(Hook):
+        def __init__(self) -> None:
+            self.kept, self.number = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"number": 3}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.number = state["number"]
+
+    toy(hooks=[Keeping()]).train()
+    hook = Keeping()
+    toy(hooks=[hook], num_epochs=2, resume_from_checkpoint=True)
+    assert hook.number == 3
+
+
 class TestHooksWhileTheyRun:
     """What runs is decided when a routine begins; a change that would wait for the next call is refused."""
 
