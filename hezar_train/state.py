@@ -113,6 +113,10 @@ class TrainerState:
         """Running mean of the loss; 0.0 before the first."""
         return self.loss_tracker_sum / self.loss_tracker_count if self.loss_tracker_count else 0.0
 
+    def mean_loss(self) -> dict[str, float]:
+        """Return the running mean of the loss under its name in results and logs; nothing before the first update."""
+        return {"train.loss": self.loss_tracker_avg} if self.loss_tracker_count else {}
+
     def update(self, items: Mapping[str, Any] | None = None, **more: Any) -> None:
         """Set several fields; names that are no fields are ignored."""
         names = {each.name for each in dataclasses.fields(self)}
@@ -195,5 +199,5 @@ def _short(value: Any) -> str:
 def _refuse(value: Any) -> Any:
     raise CheckpointError(
         f"the state holds a {type(value).__name__}, {value!r}: expected plain values (numbers, text, lists, mappings). "
-        "Convert it in the hook's state_dict()."
+        "What state.hooks keeps under a name must be made of them."
     )

@@ -291,7 +291,7 @@ class OptimizerFields:
     """Longest gradient, as a 2-norm over all parameters; longer ones are scaled down. None: no clipping."""
 
     criterion: str | None = None
-    """A loss class of torch.nn, or a dotted path, for models that do not return a loss."""
+    """A loss class of torch.nn, or a dotted path, for a model without compute_loss(); a loss it returns is not used."""
 
     loss_weight: str | None = None
     """What a loss is the mean of: "samples" or "labels" (those that are not -100). None: what the task says."""

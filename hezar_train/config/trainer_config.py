@@ -256,7 +256,7 @@ class TrainerConfig(  # the last parent's fields come first
         commit_message: str | None = None,
     ) -> Any:
         """Put the config into a repository on the Hub, which is made if need be; return the commit."""
-        from hezar_train.hub import push_files  # the one import upwards: see the design
+        from hezar_train.hub import push_files  # inside: a config loads without the Hub
 
         values = {name: value for name, value in self.to_dict().items() if value is not None or not skip_none_fields}
         content = (to_json if filename.endswith(".json") else to_yaml)(values).encode()
@@ -278,12 +278,6 @@ class TrainerConfig(  # the last parent's fields come first
     def scheduler_name(self) -> str | None:
         """The schedule's short name or torch class name with old spellings resolved, its dotted path, or None."""
         return scheduler_name(self.lr_scheduler)
-
-    def best_metric_key(self, evaluates: bool) -> str:
-        """Return the full name under which the metric for the best model is logged."""
-        if self.metric_for_best_model.startswith(("train.", "evaluation.")):
-            return self.metric_for_best_model
-        return f"{'evaluation' if evaluates else 'train'}.{self.metric_for_best_model}"
 
     def _cautions(self) -> Iterator[str]:
         """Yield what works, but perhaps not as meant."""
@@ -312,7 +306,7 @@ def _local(
     """Return the path of a config; one that is on the Hub is downloaded."""
     if Path(path).exists() or not isinstance(path, str) or path.endswith((".yaml", ".yml", ".json")):
         return Path(path)
-    from hezar_train.hub import fetch_file, names_hub_weights, parse_address  # the one import upwards: see the design
+    from hezar_train.hub import fetch_file, names_hub_weights, parse_address  # inside, as above
 
     if not names_hub_weights(path):
         return Path(path)

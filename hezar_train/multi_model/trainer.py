@@ -31,7 +31,7 @@ from hezar_train.optim import Schedule
 from hezar_train.runtime import enable_gradient_checkpointing
 from hezar_train.trainer import Given, Parts, RoutineResult, Trainer, assemble
 from hezar_train.trainer.export import exchanged_names, give_parameters, take_parameters
-from hezar_train.trainer.model_runner import ModelRunner
+from hezar_train.trainer.model_runner import ModelRunner, refuse_unused_criterion
 from hezar_train.trainer.optimizer_setup import (
     optimizer_for,
     refuse_foreign_optimizer,
@@ -234,6 +234,8 @@ class MultiModelTrainer(Trainer):
         )  # fmt: skip
         parts = assemble(given, self, make_loop, make_status, make_session)
         self._runners = {name: ModelRunner(model, parts.criterion) for name, model in self.models.items()}
+        if type(self).compute_loss is MultiModelTrainer.compute_loss:
+            refuse_unused_criterion(self._runners.values(), resumes=bool(self.config.resume_from_checkpoint))
         parts.ctx.share(self._shared_names())
         return parts
 

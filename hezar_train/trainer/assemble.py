@@ -37,6 +37,7 @@ from hezar_train.hooks import StopFlag
 from hezar_train.loop import Context, HookSet, Loop, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.runtime import DataParallel, Runtime, data_parallel_of
+from hezar_train.runtime.data_parallel import leave_out_of_batch_norm
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.trainer.checkpointing import Checkpointing
@@ -155,7 +156,10 @@ def assemble(
     train_step = TrainStep(verbs, runtime, config.seed, state, optimization, log)
     finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, own_steps)
     weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes)
-    loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs)
+    loop = make_loop(
+        ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs,
+        None if joined is None else leave_out_of_batch_norm,
+    )  # fmt: skip
     evaluator = Evaluator(
         setup, runtime, model, given.handler, verbs, ctx=ctx, state=state, loop=loop, data=given.data, weigher=weigher,
         data_parallel=data_parallel, hold=hold, flag=flag, progress=progress, preprocessor=given.preprocessor,

@@ -241,7 +241,7 @@ class Evaluator:
                 windows = self._windows_in_order(source, plan, max_batches)
                 if weighs:  # what is to be predicted may lack labels
                     windows = map(self._weigher.weigh_here, windows)
-                self._loop.walk(routine, windows)
+                self._loop.infer(routine, windows)
         finally:
             self._progress.end_evaluation()
             source.close()

@@ -111,7 +111,7 @@ class RunActions:
         """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put."""
         state = self.state
         measured = {name: value for name, value in self.storage.unlogged().items() if name not in OWN_NAMES}
-        values: dict[str, Scalar] = {**measured, "train.loss": state.loss_tracker_avg}
+        values: dict[str, Scalar] = {**measured, **state.mean_loss()}
         if state.period_loss_count:
             values["train.recent_loss"] = state.period_loss_sum / state.period_loss_count
         values["train.learning_rate"] = self.optimization.schedule.rates()[0]
@@ -176,7 +176,7 @@ class RunActions:
     def evaluate_and_update_best(self) -> None:
         """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""
         state, recorded = self.state, None
-        found = {"train.loss": state.loss_tracker_avg}
+        found = state.mean_loss()
         if self.setup.evaluates:
             recorded = self._recorded()
             metrics, details = self._evaluate() if recorded is None else (recorded, {})

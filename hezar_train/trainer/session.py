@@ -77,6 +77,7 @@ class RunSession:
     def __post_init__(self) -> None:
         self._files: RunFiles | None = None
         self._pusher: Pusher | None = None
+        self._fit: Fit | None = None
         self._due = Due(self.setup, self.state, self.flag, self.actions, self.runtime.processes)
 
     def follow(self, setup: RunSetup) -> None:
@@ -102,7 +103,21 @@ class RunSession:
                 "a checkpoint was asked for, but save_enabled=False: none would be written. Take the request out, or "
                 "set save_enabled=True."
             )
+        if self.setup.only_for_eval:
+            raise HookError("a checkpoint was asked for, but this trainer has no training data, and so saves none.")
+        if self._has_ended:
+            raise HookError(
+                "a checkpoint was asked for, but the last update of this call of train() is done and saved. Ask for it "
+                "before: at on_epoch_end, or in a step."
+            )
         self._due.save_requested = True
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether nothing falls due any more: the walk is at its FIT_END, or there is no step left for another one."""
+        if self._fit is not None:
+            return self._fit.routine.is_ending
+        return not self.setup.trains_in_rounds and not self.setup.config.accept_changes and self.make_fit().is_over
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go to where a checkpoint was saved."""
@@ -127,7 +142,12 @@ class RunSession:
         """Walk to the end of a fit; first comes what still follows the save that it goes on from: evaluation, best."""
         self._due.begin(fit)
         self.train_step.begin()
-        self.loop.fit(fit, self._conclude_pending)
+        self._fit = fit
+        try:
+            self.loop.fit(fit, self._conclude_pending)
+            self._due.save_requested = False  # by the last evaluation: of the update that was saved before it
+        finally:
+            self._fit = None
 
     def _conclude_pending(self) -> None:
         if self.state.evaluation_pending:

@@ -18,7 +18,9 @@ of a window where they are not known from its samples alone.
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,7 +36,7 @@ from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
 from hezar_train.loop import DONE_BY_USER, Context, HookSet, Moment, Verbs, add_loss, refuse_non_finite, share_of
 from hezar_train.optim import Schedule
-from hezar_train.runtime import DataParallel, Runtime, SyncedBatchNorm, to_device
+from hezar_train.runtime import DataParallel, Runtime, to_device
 from hezar_train.runtime.sharding import gradient_norm, local_gradients
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer, as_outputs, labels_of, others_of
@@ -116,8 +118,6 @@ class TrainStep:
         """Run the model and compute the loss."""
         step = ctx.step
         batch = step.batch
-        if self._processes.count > 1:
-            SyncedBatchNorm.skips = step.window.is_filler(step.batch_in_window)
         with self._autocast():
             try:
                 outputs = self._verbs.forward(batch)
@@ -136,6 +136,8 @@ class TrainStep:
     def backward(self, ctx: Context) -> None:
         """Add this micro-batch's share of the window's mean to the gradients."""
         step = ctx.step
+        if step.batch_in_window == 0:
+            self._optimization.begin_window()
         share = share_of(step.window, step.batch_in_window)
         loss = _trainable(step.loss) if share else _zero_through(step.outputs, step.loss)
         scaled = loss if share == 1.0 else loss * share
@@ -151,7 +153,8 @@ class TrainStep:
             except RuntimeError as error:
                 error.add_note(NO_BACKWARD)
                 raise
-        step.outputs["loss"] = loss.detach()
+        outputs = step.outputs = copy.copy(step.outputs)  # an overridden forward() may keep what it returned
+        outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
 
     def _regular_part(self, ctx: Context, share: float) -> torch.Tensor:
@@ -179,6 +182,8 @@ class TrainStep:
         if step.is_own:
             self._guard_own(ctx)
             return
+        if step.is_assigned:
+            raise HookError(READ_AGAIN)
         optimization.gather_gradients(step.window)  # done already, unless the hook of that name was taken out
         grad_norm, loss = self._read(optimization.gradient_norm(), step.window_loss)
         step.grad_norm, step.loss_value = grad_norm, loss
@@ -224,6 +229,7 @@ class TrainStep:
         `update_step` counts the windows that were applied: a scaler may skip one.
         """
         state, step = self._state, ctx.step
+        step.is_counted = True
         state.global_step += 1
         state.epoch_step += 1
         self._open_steps += 1
@@ -264,6 +270,12 @@ class TrainStep:
 NO_BACKWARD = (
     "This was raised while the gradients of the model's loss were computed. The model must leave what it computed as "
     "it is (no y += 1 or y[0] = 0) and not call backward() itself: the trainer does."
+)
+
+
+READ_AGAIN = (
+    "ctx.grad_norm or ctx.loss_value was assigned before the hook 'guard' at on_update, which reads both itself, so it "
+    "would change nothing. Register your hook after it (after='guard'), or put it in its place."
 )
 
 
@@ -318,8 +330,8 @@ class Optimization:
         self._scaler, self._data_parallel = scaler, data_parallel
         self.max_grad_norm = max_grad_norm
         """What the norm of the gradients is limited to; None: nothing."""
+        self._parameters: list[Tensor] = []
         self._list_parameters()
-        self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
         self._gathered: object = None
         self._own_steps = OwnSteps() if own_steps is None else own_steps
         gather = weakref.WeakMethod(self._gather_own)  # an optimizer may outlive the trainer that it was passed to
@@ -329,19 +341,33 @@ class Optimization:
         if data_parallel is not None:
             data_parallel.watch(optimizer)
 
-    def _list_parameters(self) -> None:
-        """List what the optimizer steps; listing it in every update would cost as much as a small model's step."""
-        groups = self.optimizer.param_groups
-        self._num_groups = len(groups)
-        self._parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
-        self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
-        self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
+    def _list_parameters(self) -> list[Tensor]:
+        """List what the optimizer steps, if its groups have changed; return what is new in it.
+
+        add_param_group() and group["params"].append() come at any time: all that is stepped is normed, clipped and
+        freed, too. To compare costs less than to free the gradients.
+        """
+        now: list[Tensor] = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        before = self._parameters
+        if len(now) == len(before) and all(map(operator.is_, now, before)):
+            return []
+        self._parameters = now
+        self._is_uniform = len({(p.device, p.dtype) for p in now}) == 1
+        self._is_sharded = any(hasattr(p, "device_mesh") for p in now)
+        known = set(map(id, before))
+        return [parameter for parameter in now if id(parameter) not in known]
+
+    def begin_window(self) -> None:
+        """Free what a parameter that the optimizer has got since brings along: it is of earlier windows."""
+        for parameter in self._list_parameters():
+            parameter.grad = None
 
     def _gather_own(self, update: object, factor: float) -> None:
         """Weigh the gradients of a user's own plain backward by `factor`, then gather them.
 
         `OwnSteps` calls it right before the user's own `optimizer.step()`, so that the step sees what ours would.
         """
+        self._list_parameters()
         if factor != 1.0:
             for gradient in self._gradients():
                 gradient.mul_(factor)
@@ -359,11 +385,10 @@ class Optimization:
 
     def gather_gradients(self, update: object) -> None:
         """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window."""
+        self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
             return
         self._gathered = update
-        if len(self.optimizer.param_groups) != self._num_groups:  # add_param_group(): it is normed and clipped, too
-            self._list_parameters()
         if self._data_parallel is not None:
             self._data_parallel.join_gradients()  # nothing is left to do for a sharded model
         if self._scaler is not None:
@@ -399,7 +424,7 @@ class Optimization:
         self._own_steps.is_ours = True
         try:
             if self._scaler is None:
-                self._step()
+                self.optimizer.step()  # looked up each time: schedulers and users wrap it
                 return True
             before = self._scaler.get_scale()
             self._scaler.step(self.optimizer)
@@ -424,15 +449,16 @@ class Optimization:
 
     def zero_grad(self) -> None:
         """Free the gradients of what the optimizer steps, and of nothing else; what comes next is another update."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         self._gathered = None
         if self._data_parallel is not None:
             self._data_parallel.forget()
 
     def follow(self, schedule: Schedule) -> None:
         """Drive another schedule from now on."""
-        self.schedule, self._step = schedule, self.optimizer.step
+        self.schedule = schedule
 
     def _gradients(self) -> list[Tensor]:
         """Return what this process holds of the gradients."""

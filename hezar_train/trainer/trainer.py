@@ -53,7 +53,7 @@ from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.generation import decoder_of, label_names_of
 from hezar_train.trainer.invariance import InvarianceReport, verify_invariance
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings, find_lr
-from hezar_train.trainer.model_runner import Regularizer
+from hezar_train.trainer.model_runner import Regularizer, refuse_unused_criterion
 from hezar_train.trainer.optimizer_setup import (
     FirstSettings,
     optimizer_for,
@@ -189,6 +189,8 @@ class Trainer:
         self._prepare_optimizer(optimizer)
         first = FirstSettings(self.optimizer, self.build_schedule, lr_scheduler)
         self._show(self.make_parts(self._given(first)))
+        if type(self).compute_loss is Trainer.compute_loss:
+            refuse_unused_criterion([self.parts.model_runner], resumes=found is not None)
         self.register_default_hooks()
         self.register_hooks(as_hooks("build_hooks() returned", self.build_hooks()) + as_hooks("hooks is", hooks))
         if found is not None and self.setup.only_for_eval:
@@ -352,7 +354,7 @@ class Trainer:
         source = self.data.open(self.config, data)
         with parts.hold.held():
             fit = parts.finetuning.run(parts.loop, self.ctx, hooks, target_data_split_name, source, parts.weigher.weigh)
-        return RoutineResult(fit.num_samples, {"train.loss": fit.state.loss_tracker_avg}, self.get_model_para)
+        return RoutineResult(fit.num_samples, fit.state.mean_loss(), self.get_model_para)
 
     def find_lr(
         self, lr_min: float = 1e-7, lr_max: float = 10.0, num_steps: int = DEFAULT_STEPS, **settings: Any
@@ -492,9 +494,12 @@ class Trainer:
                 raise HookTypeError(f"hooks holds {a_kind(hook)}; expected Hook objects. {remedy}")
             refuse_uncalled(hook)
             hook.attach(self)
+            calls, sets = list(hook.calls()), {id(self.hooks[mode]): self.hooks[mode] for mode in hook.modes}.values()
+            for hook_set in sets if calls else ():
+                hook_set.refuse_while_running()  # before its state is kept
             self.parts.checkpointing.add_hook(hook)
-            for hook_set in {id(self.hooks[mode]): self.hooks[mode] for mode in hook.modes}.values():
-                for moment, call in hook.calls():
+            for hook_set in sets:
+                for moment, call in calls:
                     hook_set.register(call, moment, name=hook.name)
 
     def register_for_checkpointing(self, name: str, kept: Any) -> None:
@@ -742,7 +747,7 @@ class Trainer:
         return load_csv(path)
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """Where the model and each batch are."""
         return self.runtime.device
 

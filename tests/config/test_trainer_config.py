@@ -209,21 +209,6 @@ def test_scheduler_names_are_normalised(given: str | None, normalised: str | Non
     assert TrainerConfig("run", lr_scheduler=given).scheduler_name == normalised
 
 
-@pytest.mark.parametrize(
-    ("given", "evaluates", "key"),
-    [
-        ("loss", True, "evaluation.loss"),
-        ("loss", False, "train.loss"),
-        ("f1", True, "evaluation.f1"),
-        ("train.loss", True, "train.loss"),
-        ("evaluation.f1", True, "evaluation.f1"),
-        ("training_time", True, "evaluation.training_time"),
-    ],
-)
-def test_the_best_metric_has_a_full_name(given: str, evaluates: bool, key: str) -> None:
-    assert TrainerConfig("run", metric_for_best_model=given).best_metric_key(evaluates) == key
-
-
 def test_validate_finds_what_an_assignment_broke() -> None:
     config = TrainerConfig("run")
     config.batch_size = 0

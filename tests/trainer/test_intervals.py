@@ -88,11 +88,11 @@ class SmallRun:
         for span in self.plan.windows(state.position, self.plan.total_steps - state.global_step):
             if self.fit.ends:
                 return
-            ctx.window = Window(span.first, span.count, span.ends_epoch, [])
+            ctx.step.window = Window(span.first, span.count, span.ends_epoch, [])
             for number in range(span.num_steps):
                 state.global_step += 1
-                ctx.closes_window = number == span.num_steps - 1
-                ctx.applied = ctx.closes_window and state.global_step not in self.skipped
+                ctx.step.closes_window = number == span.num_steps - 1
+                ctx.step.applied = ctx.closes_window and state.global_step not in self.skipped
                 state.update_step += ctx.applied
                 self.on.get(("step", state.global_step), lambda: None)()
                 self.due.at_batch_end(ctx)

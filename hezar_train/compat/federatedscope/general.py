@@ -125,7 +125,9 @@ def use_diff(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _measured_before(trainer: Any) -> Any:
     """Evaluate before a round; one that goes on was measured before it began."""
-    kept = trainer.state.hooks.setdefault("use_diff", {}) if hasattr(trainer, "parts") else {}
+    hooks = trainer.state.hooks if hasattr(trainer, "parts") else {}
+    # earlier checkpoints have it as "use_diff", which the plain Trainer writes in a form of its own
+    kept = hooks.setdefault("federatedscope.use_diff", hooks.pop("use_diff", {}))
     if not (kept and trainer.call_is_open):
         kept |= {name: float(value) for name, value in trainer.evaluate(target_data_split_name="val").items()}
     return dict(kept)
