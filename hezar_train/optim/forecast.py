@@ -46,6 +46,8 @@ class Idle(NamedTuple):
 
 def idle_part(schedule: Schedule, plan: Plan) -> Idle | None:
     """Return what part of a run trains at under a hundredth of the rate, if that is an epoch or more than 5 %."""
+    if schedule.scheduler is None and not plan.warmup_updates:
+        return None
     shares = shares_ahead(schedule.first, plan)
     if not shares:
         return None

@@ -418,7 +418,8 @@ def checked(checkpoint: Checkpoint) -> Checkpoint:
 
 def going_on(setup: RunSetup, checkpoint: Checkpoint) -> RunSetup:
     """Return what a run is about that goes on from a checkpoint: its schedules tick as often as they did."""
-    if setup.only_for_eval:
+    is_open = setup.config.lr_scheduling_steps is None and setup.plan.schedule_updates is not None
+    if setup.only_for_eval or not is_open:
         return setup
     old_plan, old = Plan.from_dict(checkpoint.extra()["plan"]), read_mapping(checkpoint.path / CONFIG_FILE)
     return dataclasses.replace(setup, plan=keeping_ticks(setup.plan, setup.config.to_dict(), old_plan, old))
