@@ -8,6 +8,8 @@ never reads a config itself, and needs no torch.
 
 What is asked of configs and plans besides:
 
+- `with_ticks`: how often a schedule ticks, and how long the warm-up is. A schedule of which nothing is counted in ticks
+  ticks after every update, all others at epoch ends, unless `lr_scheduling_steps` says otherwise.
 - `schedules_over_the_run`: the schedules of which the run's length is a part. The names and their length keywords stand
   here; `optim` builds the schedules.
 - `exactness_changes`: what keeps a resumed run from going on exactly, in plain words. What to do about a change is for
@@ -42,12 +44,14 @@ __all__ = [
     "calculate_batch_epoch_num",
     "exactness_changes",
     "is_due",
+    "keeping_ticks",
     "make_plan",
     "one_pass",
     "refuse_schedule_of_one_call",
     "schedule_changes",
     "schedules_over_the_run",
     "steps_of",
+    "with_ticks",
 ]
 
 UNLIMITED = 1 << 62
@@ -72,15 +76,46 @@ _NAMES_BY_LENGTH_KEYWORDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("decay_length",): ("decay_to_epoch",),
     ("max_iter", "total_steps"): (
         "warmup_cosine", "warmup_cosine_annealing", "warmup_polynomial", "warmup_linear", "warmup_multi_step",
+        "cosine_with_restarts", "warmup_stable_decay",
     ),
     ("max_iter", "total_steps", "warmup_iter", "warmup_steps"): ("warmup_step", "warmup_exponential", "warmup_noam"),
 }  # fmt: skip
 """Schedules that are laid out over the whole run unless one of these keywords gives their length."""
 
+SCHEDULES = ("lr_scheduler", "momentum_scheduler")
+"""The fields that name a schedule; the keywords of each are in the field of its name with `_kwargs`."""
+
 _LENGTH_KEYWORDS = {name: set(keywords) for keywords, names in _NAMES_BY_LENGTH_KEYWORDS.items() for name in names}
 
 LAID_OUT_IN_EPOCHS = frozenset({"decay_to_epoch"})
 """Schedules whose length is counted in epochs."""
+
+_COUNT_NO_TICKS = frozenset(
+    {
+        "reduce_on_plateau", "ReduceLROnPlateau", "epoch_set", "decay_when_epoch", "decay_to_epoch",
+        "decay_when_acc",
+    }
+)  # fmt: skip
+"""Schedules that count epochs or evaluations, however often others tick."""
+
+_BY_UPDATES = frozenset({"cosine_with_restarts", "inverse_sqrt", "warmup_stable_decay"})
+"""Schedules that tick after every update, whatever their keywords are."""
+
+_FORMS_OVER_THE_RUN = frozenset(
+    {
+        "triangular", "inv_triangular", "triangular2", "triangular_decay_when_acc", "warm_restarts", "linear_decay",
+        "log_decay", "warmup_cosine", "warmup_cosine_annealing", "warmup_polynomial", "warmup_linear",
+        "warmup_multi_step", "warmup_noam",
+    }
+)  # fmt: skip
+"""Schedules that have the same form over the run however often they tick, if no keyword counts ticks."""
+
+_COUNTED_IN_TICKS = frozenset(
+    {
+        "stepsize", "start_iter", "step_per_epoch", "num_iters", "num_iter", "max_iter", "total_steps", "warmup_iter",
+        "warmup_steps",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,13 +154,21 @@ class Plan:
     """Updates between ticks of the schedule; None: a tick at each epoch end."""
 
     total_ticks: int
-    """Ticks of the schedule in the whole run, at least 1."""
+    """Ticks of the schedule after the warm-up, or in the whole run if there is none; at least 1."""
 
     counted_steps: int = 0
     """Steps of the run, or of a call, as the config counts them: with `global_batch_size` those of one process."""
 
     last_samples: int | None = None
     """Samples after which the run ends, where steps and not epochs end it and their size depends on the processes."""
+
+    warmup_updates: int = 0
+    """Updates of the warm-up, before the schedule begins."""
+
+    @property
+    def ticks_of_the_run(self) -> int:
+        """Ticks in the whole run, its warm-up included; at least 1."""
+        return _num_ticks(self, self.schedule_updates, 0)
 
     @property
     def step_samples(self) -> int:
@@ -287,9 +330,8 @@ def _plan_for(config: TrainerConfig, num_samples: int | None, num_processes: int
     epoch = _Epoch.cut(config, num_samples, step_samples, window_samples)
     total_steps = _total_steps(config, epoch)
     total_updates = _total_updates(total_steps, epoch, accumulation)
-    periods = _periods(config, total_steps, accumulation)
     refuse_schedule_of_one_call(config)
-    return Plan(
+    plan = Plan(
         num_samples=num_samples,
         num_processes=num_processes,
         batch_size=batch_size,
@@ -301,10 +343,12 @@ def _plan_for(config: TrainerConfig, num_samples: int | None, num_processes: int
         updates_in_epoch=epoch.num_updates if epoch else None,
         total_steps=total_steps,
         total_updates=total_updates,
-        total_ticks=_total_ticks(config, epoch, total_steps, total_updates, periods["schedule_updates"]),
+        schedule_updates=None,
+        total_ticks=1,
         counted_steps=total_steps,
-        **periods,
+        **_periods(config, total_steps, accumulation),
     )
+    return with_ticks(plan, config)
 
 
 def _window(config: TrainerConfig, step_samples: int) -> tuple[int, int]:
@@ -392,7 +436,7 @@ def _total_updates(total_steps: int, epoch: _Epoch | None, accumulation: int) ->
     return whole_epochs * epoch.num_updates - (-rest // accumulation)
 
 
-def _periods(config: TrainerConfig, total_steps: int, accumulation: int) -> dict[str, int | None]:
+def _periods(config: TrainerConfig, total_steps: int, accumulation: int) -> dict[str, Any]:
     """Return the plan's periods by their names, in updates."""
 
     def updates(steps: float | None) -> int | None:
@@ -402,21 +446,69 @@ def _periods(config: TrainerConfig, total_steps: int, accumulation: int) -> dict
         "log_updates": updates(config.log_steps),
         "save_updates": updates(config.save_steps) if config.save_enabled else None,
         "eval_updates": updates(config.eval_steps) if config.do_evaluate is not False else None,
-        "schedule_updates": updates(config.lr_scheduling_steps),
     }
 
 
-def _total_ticks(
-    config: TrainerConfig, epoch: _Epoch | None, total_steps: int, total_updates: int, schedule_updates: int | None
-) -> int:
-    if schedule_updates is not None:
-        return max(1, total_updates // schedule_updates)
-    return max(1, total_steps // epoch.num_steps) if epoch else config.num_epochs
+def with_ticks(plan: Plan, config: TrainerConfig) -> Plan:
+    """Return the plan with the ticks and the warm-up that a config asks for; its lengths stay."""
+    one = plan if config.global_batch_size is None else plan.spread_over(1)  # as the config counts its steps
+
+    def updates(steps: float | None) -> int | None:
+        return -(-steps_of(steps, one.counted_steps) // one.accumulation) if steps else None
+
+    period = updates(config.lr_scheduling_steps)
+    if period is None and _ticks_each_update(config.get):
+        period = 1
+    return _with_period(plan, period, updates(config.warmup_steps) or 0)
+
+
+def _with_period(plan: Plan, period: int | None, warmup: int) -> Plan:
+    ticks = _num_ticks(plan, period, warmup)
+    return dataclasses.replace(plan, schedule_updates=period, warmup_updates=warmup, total_ticks=ticks)
+
+
+def _num_ticks(plan: Plan, period: int | None, warmup: int) -> int:
+    """Count the ticks after a warm-up: every so many updates, or at the ends of epochs."""
+    if period is not None:
+        return max(1, (plan.total_updates - warmup) // period)
+    if plan.steps_in_epoch is None or plan.updates_in_epoch is None:
+        return plan.num_epochs
+    return max(1, plan.total_steps // plan.steps_in_epoch - warmup // plan.updates_in_epoch)
+
+
+def _ticks_each_update(setting: Callable[[str], Any]) -> bool:
+    """Tell whether the schedules of a config that leaves it open tick after every update: neither counts ticks."""
+    named = [(scheduler_name(setting(field)), setting(f"{field}_kwargs")) for field in SCHEDULES]
+    ticking = [(name, kwargs) for name, kwargs in named if name is not None and name not in _COUNT_NO_TICKS]
+    return bool(ticking) and not any(_counts_ticks(name, kwargs or {}) for name, kwargs in ticking)
+
+
+def _counts_ticks(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a schedule would be another one if it ticked more often."""
+    if name in _BY_UPDATES:
+        return False
+    milestones = kwargs.get("milestones")
+    in_ticks = isinstance(milestones, list | tuple) and any(isinstance(one, int) for one in milestones)
+    return name not in _FORMS_OVER_THE_RUN or in_ticks or not _COUNTED_IN_TICKS.isdisjoint(kwargs)
+
+
+def keeping_ticks(plan: Plan, config: Mapping[str, Any], old_plan: Plan, old_config: Mapping[str, Any]) -> Plan:
+    """Return the plan with the tick that a run began with, if the config leaves it open and names the same schedules.
+
+    Runs of earlier versions tick at epoch ends where a new one would tick after every update.
+    """
+    fields = (*SCHEDULES, *(f"{field}_kwargs" for field in SCHEDULES), "lr_scheduling_steps")
+    is_same = all(
+        _NORMALISED[field](config.get(field)) == _NORMALISED[field](old_config.get(field)) for field in fields
+    )
+    if not is_same or config.get("lr_scheduling_steps") is not None:
+        return plan
+    return _with_period(plan, old_plan.schedule_updates, plan.warmup_updates)
 
 
 def schedules_over_the_run(setting: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
     """Yield the field and the name of each schedule that is laid out over the whole run; `setting` reads a config."""
-    for field in ("lr_scheduler", "momentum_scheduler"):
+    for field in SCHEDULES:
         name = scheduler_name(setting(field))
         if name is not None and _is_over_the_run(name, setting(f"{field}_kwargs")):
             yield field, name
@@ -466,6 +558,7 @@ _NORMALISED: dict[str, Callable[[Any], Any]] = {
     "lr_scheduler": _of_text(scheduler_name),
     "lr_scheduler_kwargs": _keywords,
     "lr_scheduling_steps": to_plain,
+    "warmup_steps": lambda given: to_plain(given) or None,
     "momentum_scheduler": _of_text(scheduler_name),
     "momentum_scheduler_kwargs": _keywords,
     "mixed_precision": precision_name,
@@ -516,15 +609,13 @@ def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[s
 
 
 def _pace_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> Iterator[str]:
-    """Tell of a pace in updates that is another one, though the config says the same."""
-    default = TrainerConfig.fields()["lr_scheduling_steps"].default
-    steps = new.get("lr_scheduling_steps", default)
-    if steps == old.get("lr_scheduling_steps", default):
-        yield from _change(
-            f"updates between ticks of the schedule (lr_scheduling_steps={steps!r})",
-            old_plan.schedule_updates,
-            new_plan.schedule_updates,
-        )
+    """Tell of a pace or a warm-up in updates that is another one, though the config says the same."""
+    for field, words, name in (
+        ("lr_scheduling_steps", "updates between ticks of the schedule", "schedule_updates"),
+        ("warmup_steps", "updates of the warm-up", "warmup_updates"),
+    ):
+        if (steps := new.get(field)) == old.get(field):
+            yield from _change(f"{words} ({field}={steps!r})", getattr(old_plan, name), getattr(new_plan, name))
 
 
 def _length_changes(config: Mapping[str, Any], old: Plan, new: Plan) -> Iterator[str]:

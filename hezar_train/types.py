@@ -73,6 +73,9 @@ class LRSchedulerType(StrEnum):
     WARMUP_POLYNOMIAL = "warmup_polynomial"
     WARMUP_LINEAR = "warmup_linear"
     WARMUP_NOAM = "warmup_noam"
+    WARMUP_STABLE_DECAY = "warmup_stable_decay"
+    INVERSE_SQRT = "inverse_sqrt"
+    COSINE_WITH_RESTARTS = "cosine_with_restarts"
 
 
 class PrecisionType(StrEnum):

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from hezar_train.config.names import is_dotted_path, is_importable
+from hezar_train.config.names import is_dotted_path, is_importable, scheduler_name
 from hezar_train.errors import choices, suggestion
 from hezar_train.run_folder import can_be_path
 
 __all__ = [
+    "doubled_warmup",
     "flag",
     "keywords",
     "known_name",
@@ -191,6 +192,24 @@ def keywords(name: str, value: Any) -> Iterator[str]:
         elif not _is_plain(item):
             yield wrong_type(
                 f"{name}[{key!r}]", item, "a plain value (number, text, list, mapping) or an importable function"
+            )
+
+
+def doubled_warmup(warmup_steps: Any, scheduler: Any, kwargs: Any) -> Iterator[str]:
+    """Check that a schedule which the field `warmup_steps` leads to has no warm-up of its own."""
+    name = scheduler_name(scheduler) if isinstance(scheduler, str) else None
+    if not warmup_steps or name is None:
+        return
+    if name == "warmup_noam":
+        yield (
+            f"warmup_steps={warmup_steps!r}: lr_scheduler='warmup_noam' has its warm-up in its formula. Give it there, "
+            "as warmup_iter or warmup_ratio in lr_scheduler_kwargs; or take 'inverse_sqrt', which falls alike"
+        )
+    for key in ("warmup_iter", "warmup_ratio", "warmup_steps"):
+        if name.startswith("warmup_") and isinstance(kwargs, Mapping) and kwargs.get(key):
+            yield (
+                f"warmup_steps={warmup_steps!r} and lr_scheduler_kwargs[{key!r}]={kwargs[key]!r} are two warm-ups: "
+                "give one of them"
             )
 
 

@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from hezar_train.config.checks import (
+    doubled_warmup,
     flag,
     keywords,
     known_name,
@@ -41,6 +42,7 @@ from hezar_train.config.names import (
     scheduler_name,
     tells_unknown_fields,
 )
+from hezar_train.config.other_schedules import answer_to_dict, answer_to_name
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.types import LRSchedulerType, OptimizerType, PrecisionType, TaskType
 
@@ -340,7 +342,12 @@ class ScheduleFields:
     """Keyword arguments of the schedule; lengths are counted in its ticks and filled in where they are left out."""
 
     lr_scheduling_steps: int | float | None = None
-    """Steps between two ticks of the schedules; a float below 1 is a share of the run. None: one tick per epoch."""
+    """Steps between two ticks of the schedules; a float below 1 is a share of the run. None: a tick after every update
+    where no part of the schedules is counted in ticks, else one at each epoch's end."""
+
+    warmup_steps: int | float | None = None
+    """Steps in which the rate rises on a straight line to where the schedule begins, which spans the rest of the run; a
+    float below 1 is a share of the run. Update u of w has u/w of that rate. None or 0: none but the schedule's own."""
 
     momentum_scheduler: str | None = None
     """Short name of the curve that the momentum (or the first beta) follows. None: the momentum stays."""
@@ -350,14 +357,20 @@ class ScheduleFields:
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
-        yield from known_name(
-            "lr_scheduler", self.lr_scheduler, (*SHORT_SCHEDULERS, *SCHEDULERS), SHOWN_SCHEDULERS, scheduler_name
-        )
+        yield from self._problems_of_the_name()
         yield from keywords("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
         yield from steps("lr_scheduling_steps", self.lr_scheduling_steps)
+        yield from steps("warmup_steps", self.warmup_steps, least=0)
+        yield from doubled_warmup(self.warmup_steps, self.lr_scheduler, self.lr_scheduler_kwargs)
         given = self.momentum_scheduler
         yield from one_of("momentum_scheduler", scheduler_name(given) if isinstance(given, str) else given, CURVES)
         yield from keywords("momentum_scheduler_kwargs", self.momentum_scheduler_kwargs)
+
+    def _problems_of_the_name(self) -> Iterator[str]:
+        given, known = self.lr_scheduler, (*SHORT_SCHEDULERS, *SCHEDULERS)
+        answer = answer_to_dict(given) if isinstance(given, Mapping) else answer_to_name(given)
+        for problem in known_name("lr_scheduler", given, known, SHOWN_SCHEDULERS, scheduler_name):
+            yield f"{problem}{'.' if isinstance(given, Mapping) and answer else ''}{answer}"
 
 
 @dataclass(kw_only=True)

@@ -4,16 +4,18 @@ The tuples are copies of what the installed torch and accelerate offer, so that 
 either; a test compares them. A dotted path ("package.module.Class") is never checked here: it is imported when the
 trainer is built. An unknown field is answered with the nearest spelling, or with our word for another trainer's; the
 decorator `tells_unknown_fields` makes a dataclass report it in one `ConfigError`, together with every other problem.
+What another trainer's schedules are here, with their values, is in `other_schedules`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from hezar_train.config.other_schedules import answer_to
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.types import LRSchedulerType
 
@@ -111,7 +113,10 @@ SCHEDULER_CLASSES = {
 }
 """The classes of lernomatic and LiBai, each with the short name of the same schedule."""
 
-CURVES = (*dict.fromkeys(SCHEDULER_CLASSES.values()), "warmup_linear", "warmup_noam")
+CURVES = (
+    *dict.fromkeys(SCHEDULER_CLASSES.values()), "warmup_linear", "warmup_noam", "warmup_stable_decay", "inverse_sqrt",
+    "cosine_with_restarts",
+)  # fmt: skip
 """The short names of the schedules that a momentum can follow too."""
 
 SCHEDULER_ALIASES = {"cosine_anealing": "cosine_annealing"}
@@ -121,6 +126,7 @@ _SCHEDULER_SPELLINGS = {
     **{name.lower(): name for name in (*SCHEDULERS, *SHORT_SCHEDULERS)},
     **{name.lower(): short for name, short in SCHEDULER_CLASSES.items()},
     **SCHEDULER_ALIASES,
+    "wsd": "warmup_stable_decay",
 }
 
 LOSSES = (
@@ -190,12 +196,14 @@ FOREIGN_FIELDS = {
     "fedprox_mu": "regularizer_mu",
     "fp16": "mixed_precision",
     "freeze_param": "finetune_freeze_param",
+    "frequency": "lr_scheduling_steps",
     "full_determinism": "deterministic",
     "grad_accum_count": "gradient_accumulation_steps",
     "grad_clip": "max_grad_norm",
     "gradient_clip_val": "max_grad_norm",
     "graph": "compile",
     "improve_indicator_mode": "early_stopping_mode",
+    "interval": "lr_scheduling_steps",
     "load_weight": "init_weights_from",
     "log_every_n_steps": "log_steps",
     "log_period": "log_steps",
@@ -210,11 +218,13 @@ FOREIGN_FIELDS = {
     "min_delta": "early_stopping_threshold",
     "max_epochs": "num_epochs",
     "max_to_keep": "save_total_limit",
+    "monitor": "metric_for_best_model",
     "mtm_scheduler": "momentum_scheduler",
     "mu": "regularizer_mu",
     "no_cuda": "use_cpu",
     "num_accumulation_steps": "gradient_accumulation_steps",
     "num_train_epochs": "num_epochs",
+    "num_warmup_steps": "warmup_steps",
     "num_workers": "num_dataloader_workers",
     "optim": "optimizer",
     "optim_function": "optimizer",
@@ -244,17 +254,20 @@ FOREIGN_FIELDS = {
     "val_batch_size": "eval_batch_size",
     "val_check_interval": "eval_steps",
     "val_freq": "eval_steps",
+    "warmup": "warmup_steps",
+    "warmup_epochs": "warmup_steps",
+    "warmup_iter": "warmup_steps",
+    "warmup_iters": "warmup_steps",
+    "warmup_ratio": "warmup_steps",
     "wd": "weight_decay",
 }
 """Other trainers' fields, each with ours for the same purpose."""
 
-_WARM_UP = "Take a schedule that warms up: lr_scheduler='warmup_linear', lr_scheduler_kwargs={'warmup_iter': STEPS}."
 _OF_THE_TRAINER = "It is given to the Trainer (in a recipe: to Recipe), not to the config."
 _OF_THE_LAUNCH = (
     "Processes are asked for at the start: `hezar-train train RECIPE --num-processes N`; on what, by device."
 )
 ELSEWHERE = {
-    **dict.fromkeys(("warmup_ratio", "warmup_steps", "num_warmup_steps", "warmup", "warmup_epochs"), _WARM_UP),
     **dict.fromkeys(
         ("model", "train_dataset", "eval_dataset", "data_collator", "preprocessor", "metrics_handler", "dataset"),
         _OF_THE_TRAINER,
@@ -306,9 +319,11 @@ def precision_name(given: str | None) -> str:
 FEW = 12
 
 
-def unknown_field(name: str, known: Collection[str]) -> str:
-    """Tell that `name` is no field, and which one was probably meant."""
+def unknown_field(name: str, known: Collection[str], given: Mapping[str, Any] | None = None) -> str:
+    """Tell that `name` is no field, and which one was probably meant; `given` has its value, and those beside it."""
     ours = FOREIGN_FIELDS.get(name)
+    if ours in known and given is not None and (answer := answer_to(name, given)) is not None:
+        return f"{name!r} is not a field. {answer}"
     if ours in known:
         return f"{name!r} is not a field. Here it is called {ours!r}."
     if name in ELSEWHERE:
@@ -332,7 +347,7 @@ def tells_unknown_fields(cls: type[T]) -> type[T]:
 
     @functools.wraps(init)
     def __init__(self: T, *args: Any, **given: Any) -> None:  # noqa: N807
-        unknown = [unknown_field(name, known) for name in given if name not in known]
+        unknown = [unknown_field(name, known, given) for name in given if name not in known]
         values = {name: value for name, value in given.items() if name in known}
         if not args:
             values.setdefault(first, None)

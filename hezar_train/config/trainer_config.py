@@ -126,7 +126,7 @@ class TrainerConfig(  # the last parent's fields come first
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.fields():
-            raise ConfigError(unknown_field(name, self.fields()))
+            raise ConfigError(unknown_field(name, self.fields(), {name: value}))
         if self.__dict__.get("_is_followed"):
             raise ConfigError(
                 f"{name}={value!r} was assigned to the config of a trainer that is built, which would not look at it. "

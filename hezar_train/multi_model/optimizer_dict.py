@@ -61,9 +61,14 @@ class ScheduleDict(Schedule):
         self.schedules = dict(schedules)
         self.learning: list[str] = list(schedules)
         self.updates_of_others = 0
-        super().__init__(None, next(iter(schedules.values())).period_updates)
-        self.scheduler = next(iter(schedules.values())).scheduler
+        super().__init__(None, self.first.period_updates)
+        self.scheduler, self.rate_pace = self.first.scheduler, self.first.rate_pace
         self.is_plateau = any(schedule.is_plateau for schedule in schedules.values())
+        self.warmup_updates = self.first.warmup_updates
+
+    @property
+    def first(self) -> Schedule:
+        return next(iter(self.schedules.values()))
 
     def let_learn(self, names: Iterable[str], updates_of_others: int = 0) -> None:
         """Let the schedules of some models tick alone; so many updates of the run were not theirs."""
@@ -81,6 +86,14 @@ class ScheduleDict(Schedule):
         """Return the learning rates of all groups, those of the models that are learning first."""
         names = sorted(self.schedules, key=lambda name: name not in self.learning)
         return [rate for name in names for rate in self.schedules[name].rates()]
+
+    @property
+    def is_warming(self) -> bool:
+        return any(schedule.is_warming for schedule in self.schedules.values())
+
+    def end_warmup(self) -> None:
+        for schedule in self.schedules.values():
+            schedule.end_warmup()
 
     def scale_rates(self, factor: float) -> None:
         for schedule in self.schedules.values():

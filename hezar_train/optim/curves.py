@@ -224,6 +224,29 @@ def warmup_noam(t: float, *, base: float, warmup_iter: float) -> float:
     return base * min(math.pow(s, -0.5), s * math.pow(warmup_iter, -1.5))
 
 
+def warmup_stable_decay(
+    t: float, *, base: float, max_iter: float, decay_iter: float, decay_method: str = "cosine", alpha: float = 0.0
+) -> float:
+    """Stay at the base, and fall to alpha times the base in the last `decay_iter` ticks."""
+    share = min(max(0.0, t - (max_iter - decay_iter)) / decay_iter, 1)
+    left = {"linear": 1 - share, "cosine": _half_cosine(share), "1-sqrt": 1 - math.sqrt(share)}[decay_method]
+    return base * _between(alpha, 1, left)
+
+
+def inverse_sqrt(t: float, *, base: float, timescale: float) -> float:
+    """Fall with the square root of the ticks: to a half after three times `timescale`."""
+    return base / math.sqrt((t + timescale) / timescale)
+
+
+def cosine_with_restarts(
+    t: float, *, base: float, max_iter: float, num_cycles: float = 1, eta_min: float = 0.0
+) -> float:
+    """Fall on half a cosine to `eta_min` so many times, each time from the base."""
+    if t >= max_iter:
+        return eta_min
+    return _between(eta_min, base, _half_cosine((num_cycles * (t / max_iter)) % 1))
+
+
 def _between(first: float, last: float, share: float) -> float:
     """Return the point at this share of the way; both ends are met exactly."""
     return first * (1 - share) + last * share
@@ -281,6 +304,9 @@ CURVES: dict[str, Curve] = {
     "warmup_polynomial": Curve(warmup_polynomial, fill={"max_iter": _whole}),
     "warmup_linear": Curve(warmup_linear, fill={"max_iter": _whole}),
     "warmup_noam": Curve(warmup_noam),
+    "warmup_stable_decay": Curve(warmup_stable_decay, fill={"max_iter": _whole}),
+    "inverse_sqrt": Curve(inverse_sqrt),
+    "cosine_with_restarts": Curve(cosine_with_restarts, fill={"max_iter": _whole}),
 }
 """Every curve by its short name."""
 
@@ -328,9 +354,14 @@ _NOT_THE_USERS = {"t", "_t", "base", "falls"}
 _OF_WATCHERS: dict[str, Any] = {"acc_thresh": 0.05, "mode": "max"}  # which the closed form does not read
 _ABOVE_ZERO = {
     *("stepsize", "step_per_epoch", "num_iters", "decay_every", "num_epochs", "decay_length", "max_iter", "step_size"),
-    *("decay", "gamma", "power"),
+    *("decay", "gamma", "power", "timescale", "num_cycles", "decay_iter"),
 }
-_WORDS = {"warmup_method": ("linear", "constant"), "mode": ("min", "max")}
+_WORDS = {
+    "warmup_method": ("linear", "constant"),
+    "decay_method": ("linear", "cosine", "1-sqrt"),
+    "mode": ("min", "max"),
+}
+_DECAY_RATIO = 0.1  # of the run, where neither decay_iter nor decay_ratio is given
 _FLAGS = {"sets", "cycle"}
 _LISTS = {"schedule", "milestones"}
 
@@ -404,14 +435,15 @@ def bind_curve(
     *,
     total_ticks: int,
     total_epochs: int | None = None,
+    is_warmed: bool = False,
 ) -> BoundCurve:
-    """Check the keywords of a curve and fill in the lengths that they leave out."""
+    """Check the keywords of a curve and fill in the lengths that they leave out; `is_warmed`: a warm-up leads to it."""
     curve, owner = CURVES[name], f"{quantity.setting}={name!r}"
     settings = _settings_of(curve, quantity, dict(kwargs or {}), owner)
     if problems := list(_problems(settings, quantity, owner)):
         raise ConfigError(problems)
     total = total_epochs if curve.pace is Pace.EPOCH and total_epochs is not None else total_ticks
-    settings = _with_lengths(curve, settings, max(1, total), owner)
+    settings = _with_lengths(curve, settings, max(1, total), owner, is_warmed)
     if "schedule" in settings:
         settings["schedule"] = _epochs(settings["schedule"], owner)
     return BoundCurve(name, curve, settings, quantity)
@@ -435,13 +467,18 @@ def _settings_of(curve: Curve, quantity: Quantity, given: dict[str, Any], owner:
             raise ConfigError(f"{owner}: {spelled!r} is given twice, in two spellings. Give one of them.")
         settings[name] = value
     names = {_shown(name, quantity): value for name, value in settings.items()}
-    _keywords(curve, quantity).check(names, owner=owner + _clash(owner, settings))
+    _keywords(curve, quantity).check(names, owner=owner + _hint(curve, settings))
     return (dict(_OF_WATCHERS) if curve.watches else {}) | settings
 
 
-def _clash(owner: str, settings: Mapping[str, Any]) -> str:
-    is_other = "'warmup_step'" in owner and "step_size" not in settings
-    return " (FederatedScope's schedule of this name is 'warmup_linear' here)" if is_other else ""
+def _hint(curve: Curve, settings: Mapping[str, Any]) -> str:
+    """Say what may have been meant where keywords do not fit."""
+    if curve.value is warmup_step and "step_size" not in settings:
+        return " (FederatedScope's schedule of this name is 'warmup_linear' here)"
+    if curve.value is inverse_sqrt and "timescale" not in settings:
+        return " (with the field warmup_steps, the ticks of the warm-up are its timescale)"
+    is_led = "warmup_iter" not in _parameters(curve) and not {"warmup_iter", "warmup_ratio"}.isdisjoint(settings)
+    return " (a warm-up for any schedule is the field warmup_steps)" if is_led else ""
 
 
 def _shown(name: str, quantity: Quantity) -> str:
@@ -450,11 +487,13 @@ def _shown(name: str, quantity: Quantity) -> str:
 
 def _keywords(curve: Curve, quantity: Quantity) -> Keywords:
     parameters = {name: one for name, one in _parameters(curve).items() if name not in _NOT_THE_USERS}
-    filled = {"low", *_FROM_THE_BASE, *curve.fill, "warmup_iter"}
+    filled = {"low", *_FROM_THE_BASE, *curve.fill, "warmup_iter", "decay_iter"}
     required = {name for name, one in parameters.items() if one.default is one.empty and name not in filled}
     accepted = {*parameters, *(_OF_WATCHERS if curve.watches else ())}
     if "warmup_iter" in parameters:
         accepted |= {"warmup_ratio", "max_iter"}
+    if "decay_iter" in parameters:
+        accepted |= {"decay_ratio"}
     return Keywords(
         frozenset(_shown(name, quantity) for name in accepted),
         frozenset(_shown(name, quantity) for name in required),
@@ -462,33 +501,41 @@ def _keywords(curve: Curve, quantity: Quantity) -> Keywords:
     )
 
 
-def _with_lengths(curve: Curve, settings: dict[str, Any], total: int, owner: str) -> dict[str, Any]:
+def _with_lengths(
+    curve: Curve, settings: dict[str, Any], total: int, owner: str, is_warmed: bool = False
+) -> dict[str, Any]:
     """Fill in what the length of the run says; shares become ticks."""
     filled = {name: fill(total, settings) for name, fill in curve.fill.items()} | settings
     length = filled.get("max_iter", total)
     if "warmup_iter" in _parameters(curve):
-        filled["warmup_iter"] = _warmup(filled, length, owner)
-        _judge_warmup(curve, filled["warmup_iter"], length, owner)
+        filled["warmup_iter"] = _share_in_ticks("warmup", filled, length, owner, 0)
+        _judge_warmup(curve, filled["warmup_iter"], length, owner, is_warmed)
+    if "decay_iter" in _parameters(curve):
+        filled["decay_iter"] = max(1, _share_in_ticks("decay", filled, length, owner, _DECAY_RATIO))
     if "milestones" in filled:
         filled["milestones"] = [steps_of(milestone, length) for milestone in filled["milestones"]]
     return filled
 
 
-def _warmup(settings: Mapping[str, Any], length: int, owner: str) -> int:
-    if "warmup_iter" in settings and "warmup_ratio" in settings:
-        raise ConfigError(f"{owner}: warmup_iter and warmup_ratio say the same. Give one of them.")
-    ratio = settings.get("warmup_ratio", 0)
+def _share_in_ticks(what: str, settings: Mapping[str, Any], length: int, owner: str, default: float) -> int:
+    """Return a length that is given in ticks or as a share of the run."""
+    in_ticks, as_share = f"{what}_iter", f"{what}_ratio"
+    if in_ticks in settings and as_share in settings:
+        raise ConfigError(f"{owner}: {in_ticks} and {as_share} say the same. Give one of them.")
+    ratio = settings.get(as_share, default)
     if ratio > 1:
-        raise ConfigError(f"{owner}: warmup_ratio={ratio!r} is a share of the run. Expected a number from 0 to 1.")
-    return int(settings.get("warmup_iter", steps_of(float(ratio), length) if ratio else 0))
+        raise ConfigError(f"{owner}: {as_share}={ratio!r} is a share of the run. Expected a number from 0 to 1.")
+    return int(settings.get(in_ticks, steps_of(float(ratio), length) if ratio else 0))
 
 
-def _judge_warmup(curve: Curve, warmup_iter: int, length: int, owner: str) -> None:
+def _judge_warmup(curve: Curve, warmup_iter: int, length: int, owner: str, is_warmed: bool) -> None:
     needs_one = _parameters(curve)["warmup_iter"].default is inspect.Parameter.empty
     if needs_one and warmup_iter < 1:
         raise ConfigError(f"{owner} needs a warm-up: give warmup_iter (ticks) or warmup_ratio (a share of the run).")
-    if warmup_iter == 0 and "warmup_factor" in _parameters(curve):
-        logger.warning("%s has no warm-up: give warmup_iter (ticks) or warmup_ratio (a share of the run).", owner)
+    if warmup_iter == 0 and not is_warmed and "warmup_factor" in _parameters(curve):
+        logger.warning(
+            "%s has no warm-up: set the field warmup_steps, or give warmup_ratio (a share of the run).", owner
+        )
     if warmup_iter > length:
         logger.warning("%s warms up for %d ticks, but ends after %d.", owner, warmup_iter, length)
 

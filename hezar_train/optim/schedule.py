@@ -4,6 +4,9 @@
 the number of updates is a multiple of its period, or at the end of an epoch if it has no period or counts epochs; a
 plateau ticks after evaluations instead. An update that was skipped ticks nothing but the end of its epoch.
 
+A `WarmUp` leads to the rates of a scheduler: while it lasts the scheduler waits at its first tick (one that counts
+epochs goes on counting), and sees no evaluation. The momentum has no warm-up, and does not wait.
+
 The momentum of an optimizer is the `momentum` of its parameter groups, or the first of their `betas`; an optimizer
 whose groups have neither is refused. A momentum follows the same curves as a rate, by the same names, in a range of its
 own: `min` to `max`.
@@ -23,7 +26,8 @@ import logging
 import math
 import numbers
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 from weakref import ReferenceType
 
@@ -40,9 +44,11 @@ __all__ = [
     "MomentumSchedule",
     "Plain",
     "Schedule",
+    "WarmUp",
     "build_momentum_schedule",
     "from_plain",
     "get_momentum",
+    "is_known",
     "set_learning_rate",
     "set_momentum",
     "to_plain",
@@ -66,8 +72,52 @@ _BEST = "best"  # of `Falls`, before the first evaluation None
 _LARGEST = 1 << 53
 
 
+class WarmUp:
+    """Lead the rates of an optimizer on a straight line to where a schedule has them: update u of w has u/w of them."""
+
+    def __init__(self, optimizer: Optimizer, num_updates: int) -> None:
+        self.optimizer, self.num_updates, self.done = optimizer, num_updates, 0
+        self.rates: list[float] = []
+        self.lead()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rates are those of the schedule."""
+        return self.done >= self.num_updates
+
+    def lead(self) -> None:
+        """Take the rates that stand in the groups for those of the schedule, and set those of the next update."""
+        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._set(min(self.done + 1, self.num_updates) / self.num_updates)
+
+    def count(self) -> None:
+        """Count an update, and set the rates of the next one."""
+        self.done += 1
+        self._set(min(self.done + 1, self.num_updates) / self.num_updates)
+
+    def step_aside(self) -> None:
+        """Put the rates of the schedule into the groups, for the schedule to go on from."""
+        self._set(1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far it has come, in plain values."""
+        return {"updates": self.num_updates, "done": self.done, "rates": to_plain(self.rates, "warm-up")}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go to where it was saved; the rates of the groups are restored by others."""
+        own = self.state_dict()
+        if not _is_like(state, own) or not 0 <= state["done"] <= state["updates"] or state["updates"] < 1:
+            raise CheckpointError(f"The checkpoint's warm-up is {state!r:.160}, here it is {own!r:.160}.")
+        self.num_updates, self.done = int(state["updates"]), int(state["done"])
+        self.rates = from_plain(state["rates"], [])
+
+    def _set(self, share: float) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            set_rate(group, rate * share)
+
+
 class Schedule:
-    """A scheduler of the rate or none, a schedule of the momentum or none, and the period at which they tick."""
+    """A scheduler of the rate or none, a schedule of the momentum or none, the period at which they tick, a warm-up."""
 
     def __init__(
         self,
@@ -76,18 +126,26 @@ class Schedule:
         optimizer: Optimizer | None = None,
         *,
         momentum: MomentumSchedule | None = None,
+        warmup_updates: int = 0,
     ) -> None:
-        """Tick every `period_updates` updates, or every epoch; `optimizer` is the one that trains."""
+        """Tick every `period_updates` updates, or every epoch; `optimizer` is the one that trains.
+
+        With a warm-up of so many updates the ticks of the rate are counted from its end.
+        """
         _check(scheduler, optimizer)
         self._optimizer = optimizer if scheduler is None else scheduler.optimizer
         _check_momentum(momentum, scheduler, self._optimizer)
         self.scheduler, self.momentum = scheduler, momentum
         self.period_updates = period_updates
-        self._rate_pace = self._pace_of(scheduler)
+        self.rate_pace = self._pace_of(scheduler)
+        """What makes the rate tick; None without a scheduler."""
         self._momentum_pace = self._pace_of(momentum)
-        self.is_plateau = scheduler is not None and self._rate_pace is Pace.EVALUATION
+        self.is_plateau = scheduler is not None and self.rate_pace is Pace.EVALUATION
         self._held_ticks = 0
         self._told_of_the_end = False
+        self._waits = not (isinstance(scheduler, CurveLR) and scheduler.curve.pace is Pace.EPOCH)
+        self.warmup_updates = warmup_updates if self._optimizer is not None else 0
+        self._warmup = WarmUp(self._optimizer, warmup_updates) if self._optimizer and warmup_updates else None
         self.state_dict()  # a state that cannot be saved is told now, not at the first save
 
     @property
@@ -97,17 +155,63 @@ class Schedule:
             return self.scheduler.curve.name
         return None if self.scheduler is None else type(self.scheduler).__name__
 
+    @property
+    def first(self) -> Schedule:
+        """The schedule itself; of several models, that of the first."""
+        return self
+
     def after_update(self, update_step: int, ends_epoch: bool, applied: bool = True) -> None:
         """Tick what is due after an update; one that was not applied can only end an epoch."""
         is_tick = applied and self.period_updates is not None and update_step % self.period_updates == 0
         due: dict[Pace | None, bool] = {Pace.TICK: is_tick, Pace.EPOCH: ends_epoch}
-        if due.get(self._rate_pace):
-            self.tick_rate()
         if due.get(self._momentum_pace):
             self.tick_momentum()
+        if self._warmup is not None:
+            self._go_on_from_warmup(self._warmup, update_step, ends_epoch, applied)
+        elif due.get(self.rate_pace):
+            self.tick_rate()
+
+    def _go_on_from_warmup(self, warmup: WarmUp, update_step: int, ends_epoch: bool, applied: bool) -> None:
+        """Go on with the warm-up, or tick what is due after it."""
+        was_over, since = warmup.is_over, update_step - warmup.num_updates
+        if applied and not was_over:
+            warmup.count()
+        is_tick = was_over and applied and self.period_updates is not None and since % self.period_updates == 0
+        is_end = ends_epoch and (was_over or not self._waits)
+        if is_tick if self.rate_pace is Pace.TICK else is_end and self.rate_pace is Pace.EPOCH:
+            self.tick_rate()
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the next update is one of the warm-up, so that the rates are not yet those of the schedule."""
+        return self._warmup is not None and not self._warmup.is_over
+
+    @contextmanager
+    def own_rates(self) -> Iterator[None]:
+        """Have the rates of the schedule in the groups while the body runs, which may change them."""
+        if self._warmup is None or self._warmup.is_over:
+            yield
+            return
+        self._warmup.step_aside()
+        try:
+            yield
+        finally:
+            self._warmup.lead()
+
+    def end_warmup(self) -> None:
+        """Put the rates of the schedule into the groups, for another schedule to begin with."""
+        if self._warmup is not None and not self._warmup.is_over:
+            self._warmup.step_aside()
 
     def tick_rate(self) -> None:
         """Go on by one tick of the learning rate, now."""
+        if self.is_warming:
+            with self.own_rates():
+                self._tick_scheduler()
+        else:
+            self._tick_scheduler()
+
+    def _tick_scheduler(self) -> None:
         if isinstance(self.scheduler, OneCycleLR):
             self._hold_at_the_end(self.scheduler)
         if self.scheduler is None or self.is_plateau:
@@ -115,7 +219,7 @@ class Schedule:
         try:
             self.scheduler.step()
         except (ArithmeticError, ValueError) as error:
-            if not _is_known(self.scheduler):  # a user's own
+            if not is_known(self.scheduler):  # a user's own
                 raise
             raise ConfigError(
                 f"The schedule {self.name} cannot go on after tick {self.scheduler.last_epoch}: {error}. Its settings, "
@@ -128,10 +232,10 @@ class Schedule:
             self.momentum.tick()
 
     def after_evaluation(self, metric_value: float) -> None:
-        """Tell what watches the metric its value."""
-        if isinstance(self.scheduler, ReduceLROnPlateau):
+        """Tell what watches the metric its value; a scheduler that waits for the end of the warm-up is not told."""
+        if isinstance(self.scheduler, ReduceLROnPlateau) and not self.is_warming:
             self.scheduler.step(metric_value)
-        if isinstance(self.scheduler, CurveLR) and self.scheduler.curve.watches:
+        if isinstance(self.scheduler, CurveLR) and self.scheduler.curve.watches and not self.is_warming:
             self.scheduler.observe(metric_value)
         if self.momentum is not None and self.momentum.curve.watches:
             self.momentum.observe(metric_value)
@@ -142,6 +246,10 @@ class Schedule:
 
     def scale_rates(self, factor: float) -> None:
         """Multiply every learning rate, also those that the scheduler starts from or aims at."""
+        with self.own_rates():
+            self._scale_rates(factor)
+
+    def _scale_rates(self, factor: float) -> None:
         if self.scheduler is not None and hasattr(self.scheduler, "base_lrs"):
             self.scheduler.base_lrs = [rate * factor for rate in self.scheduler.base_lrs]
         for group in [] if self._optimizer is None else self._optimizer.param_groups:
@@ -154,6 +262,7 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs, as values that JSON can hold."""
         driven = {} if self.momentum is None else {"momentum": self.momentum.state_dict()}
+        driven |= {} if self._warmup is None else {"warmup": self._warmup.state_dict()}
         if self.scheduler is None:
             return {"class": None, **driven}
         groups = self.scheduler.optimizer.param_groups
@@ -174,6 +283,7 @@ class Schedule:
             )
         if self.scheduler is not None:
             self._load_rates(self.scheduler, state)
+        self._load_warmup(state.get("warmup"))
         saved = state.get("momentum")
         if (saved is None) != (self.momentum is None):
             raise CheckpointError(
@@ -183,6 +293,16 @@ class Schedule:
             )
         if self.momentum is not None:
             self.momentum.load_state_dict(state["momentum"])
+
+    def _load_warmup(self, saved: Any) -> None:
+        if (saved is None) != (self._warmup is None):
+            raise CheckpointError(
+                f"The checkpoint has {'no' if saved is None else 'a'} warm-up, this run has "
+                f"{'none' if self._warmup is None else 'one'}. Set warmup_steps back, or start a new run from the "
+                "checkpoint's weights."
+            )
+        if self._warmup is not None:
+            self._warmup.load_state_dict(saved)
 
     def _load_rates(self, scheduler: LRScheduler, state: dict[str, Any]) -> None:
         groups = scheduler.optimizer.param_groups
@@ -263,7 +383,7 @@ def _cycles_momentum(scheduler: Any) -> bool:
     return getattr(scheduler, "cycle_momentum", False) or any(_cycles_momentum(part) for part in parts)
 
 
-def _is_known(scheduler: LRScheduler) -> bool:
+def is_known(scheduler: LRScheduler) -> bool:
     """Tell whether a scheduler is torch's or this package's, with no code of a user in it."""
     kinds = (LambdaLR, MultiplicativeLR)
     parts = (scheduler, *getattr(scheduler, "_schedulers", ()))
@@ -281,7 +401,7 @@ def _refuse_other_attributes(saved: Any, present: Any, scheduler: LRScheduler) -
         raise CheckpointError(f"The checkpoint's schedule is a {type(saved).__name__}; expected names with values.")
     for name, value in saved.items():
         is_new = name not in present
-        if hasattr(scheduler, name) if is_new else _is_known(scheduler) and not _is_like(value, present[name]):
+        if hasattr(scheduler, name) if is_new else is_known(scheduler) and not _is_like(value, present[name]):
             here = "not saved" if is_new else f"{present[name]!r:.80}"
             raise CheckpointError(f"The checkpoint's schedule has {name}={value!r:.80}, which is {here} here.")
 

@@ -109,11 +109,16 @@ def build_scheduler(
     total_ticks: int,
     kwargs: Mapping[str, Any] | None = None,
     total_epochs: int | None = None,
+    is_warmed: bool = False,
 ) -> LRScheduler:
-    """Build the named scheduler over an optimizer for a run of `total_ticks` ticks and so many epochs."""
+    """Build the named scheduler over an optimizer for a run of `total_ticks` ticks and so many epochs.
+
+    `is_warmed` says that a warm-up leads to it, so that it needs none of its own.
+    """
     total_ticks = max(total_ticks, 1)
     if (short := scheduler_name(name)) in CURVES:
-        return CurveLR(optimizer, bind_curve(short, RATE, kwargs, total_ticks=total_ticks, total_epochs=total_epochs))
+        curve = bind_curve(short, RATE, kwargs, total_ticks=total_ticks, total_epochs=total_epochs, is_warmed=is_warmed)
+        return CurveLR(optimizer, curve)
     factory = _find(name)
     given = _with_functions(dict(kwargs or {}))
     owner = f"lr_scheduler={name!r}"

@@ -17,7 +17,7 @@ from torch import nn
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import printable
-from hezar_train.optim import Schedule
+from hezar_train.optim import Pace, Schedule
 from hezar_train.plan import Plan
 from hezar_train.runtime import Runtime
 from hezar_train.runtime.console import can_draw_on, columns_of, folded
@@ -64,7 +64,7 @@ def facts_of(
         **_of_the_plan(plan, eval_samples),
         "Optimizer": type(optimizer).__name__,
         "Learning rate": _learning_rate(optimizer, schedule),
-        "Schedule": schedule.name or "-",
+        "Schedule": _schedule(schedule),
         "Best model by": best_key,
         "Saves": "off" if not config.save_enabled else _period(plan.save_updates, "at epoch ends"),
         "Logs": _period(plan.log_updates, "at epoch ends"),
@@ -97,9 +97,23 @@ def _learning_rate(optimizer: object, schedule: Schedule) -> str:
     rates = schedule.rates()
     now = ", ".join(f"{rate:g}" for rate in (rates[:1] if len(set(rates)) == 1 else rates))
     made_with = getattr(optimizer, "defaults", {}).get("lr")
-    if schedule.name is None or made_with is None or f"{float(made_with):g}" == now:
+    is_driven = schedule.name is not None or schedule.is_warming
+    if not is_driven or made_with is None or f"{float(made_with):g}" == now:
         return now
     return f"{float(made_with):g} (now {now})"
+
+
+def _schedule(schedule: Schedule) -> str:
+    """Tell the schedule, when it ticks, and how long its warm-up is."""
+    warmup = schedule.warmup_updates
+    led = f"a warm-up of {warmup:,} updates" if warmup else ""
+    if schedule.name is None:
+        return led or "-"
+    when = {Pace.TICK: "every update", Pace.EPOCH: "at epoch ends", Pace.EVALUATION: "after evaluations"}
+    ticks = when[schedule.rate_pace or Pace.TICK]
+    if schedule.rate_pace is Pace.TICK and schedule.period_updates != 1:
+        ticks = f"every {schedule.period_updates:,} updates"
+    return f"{schedule.name}, ticks {ticks}{f', after {led}' if led else ''}"
 
 
 def _count(number: int | None) -> str:

@@ -7,6 +7,7 @@ state is saved: order and randomness are functions of the counters. How files ge
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -48,7 +49,7 @@ from hezar_train.hub import (
 )
 from hezar_train.loop import Context, Hook
 from hezar_train.optim import Schedule, set_momentum
-from hezar_train.plan import Plan, exactness_changes
+from hezar_train.plan import Plan, exactness_changes, keeping_ticks
 from hezar_train.run_layout import MODEL_CONFIG_FOLDER, PREPROCESSOR_FOLDER, step_of
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.runtime.sharding import is_sharded
@@ -59,7 +60,7 @@ from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.train_data import RunSetup
 from hezar_train.trainer.train_step import Optimization
 
-__all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "load_initial_weights"]
+__all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "going_on", "load_initial_weights"]
 
 NAMES = ("best", "last")
 MOST_STEPS = 1 << 62
@@ -414,6 +415,15 @@ def checked(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint that can be used."""
     refuse_nonsense(checkpoint)
     return checkpoint
+
+
+def going_on(setup: RunSetup, checkpoint: Checkpoint) -> RunSetup:
+    """Return what a run is about that goes on from a checkpoint: its schedules tick as often as they did."""
+    is_open = setup.config.lr_scheduling_steps is None and setup.plan.schedule_updates is not None
+    if setup.only_for_eval or not is_open:
+        return setup
+    old_plan, old = Plan.from_dict(checkpoint.extra()["plan"]), read_mapping(checkpoint.path / CONFIG_FILE)
+    return dataclasses.replace(setup, plan=keeping_ticks(setup.plan, setup.config.to_dict(), old_plan, old))
 
 
 def refuse_nonsense(checkpoint: Checkpoint) -> None:

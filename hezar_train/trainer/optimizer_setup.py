@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.config import TrainerConfig
+from hezar_train.config.checks import doubled_warmup
 from hezar_train.errors import ConfigError, a_kind
 from hezar_train.optim import (
     Schedule,
@@ -119,8 +120,14 @@ def scheduler_for(
     """Build the learning-rate scheduler that a config names, laid out over the plan; None if it names none."""
     if (name := config.scheduler_name or default) is None:
         return None
-    kwargs = _with_direction(name, config.lr_scheduler_kwargs, objective)
-    return build_scheduler(name, optimizer, total_ticks=plan.total_ticks, kwargs=kwargs, total_epochs=plan.num_epochs)
+    if problems := list(doubled_warmup(config.warmup_steps, name, config.lr_scheduler_kwargs)):
+        raise ConfigError(problems)  # of the default, which the config did not know
+    kwargs, warmup = _with_direction(name, config.lr_scheduler_kwargs, objective), plan.warmup_updates
+    if name == "inverse_sqrt" and warmup:
+        kwargs.setdefault("timescale", warmup / (plan.schedule_updates or warmup))
+    return build_scheduler(
+        name, optimizer, total_ticks=plan.total_ticks, kwargs=kwargs, total_epochs=plan.num_epochs, is_warmed=warmup > 0
+    )
 
 
 def schedule_for(
@@ -131,9 +138,9 @@ def schedule_for(
     if name is not None:
         kwargs = _with_direction(name, config.momentum_scheduler_kwargs, objective)
         momentum = build_momentum_schedule(
-            name, optimizer, total_ticks=plan.total_ticks, kwargs=kwargs, total_epochs=plan.num_epochs
+            name, optimizer, total_ticks=plan.ticks_of_the_run, kwargs=kwargs, total_epochs=plan.num_epochs
         )
-    return Schedule(scheduler, plan.schedule_updates, optimizer, momentum=momentum)
+    return Schedule(scheduler, plan.schedule_updates, optimizer, momentum=momentum, warmup_updates=plan.warmup_updates)
 
 
 def _with_direction(name: str, given: Mapping[str, Any] | None, objective: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hezar_train.data import Splits
 from hezar_train.errors import ConfigError, DataError, HookError
 from hezar_train.loop import Loop
 from hezar_train.optim import Schedule
-from hezar_train.plan import schedule_changes
+from hezar_train.plan import Plan, keeping_ticks, schedule_changes
 from hezar_train.state import TrainerState
 from hezar_train.trainer.assemble import Parts
 from hezar_train.trainer.context_names import setup_names
@@ -53,7 +53,14 @@ SETTERS = {
     "learning_rate": "set_learning_rate() of hezar_train.compat.lernomatic's Trainer can",
     "momentum": "set_momentum() of hezar_train.compat.lernomatic's Trainer can",
     **dict.fromkeys(
-        ("lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", "momentum_scheduler_kwargs"),
+        (
+            "lr_scheduler",
+            "lr_scheduler_kwargs",
+            "momentum_scheduler",
+            "momentum_scheduler_kwargs",
+            "lr_scheduling_steps",
+            "warmup_steps",
+        ),
         "reschedule(config) can",
     ),
 }
@@ -62,7 +69,7 @@ SETTERS = {
 RESCHEDULED = frozenset(
     {
         "lr_scheduler", "lr_scheduler_kwargs", "lr_scheduling_steps", "momentum_scheduler",
-        "momentum_scheduler_kwargs",
+        "momentum_scheduler_kwargs", "warmup_steps",
     }
 )  # fmt: skip
 """Fields that another schedule follows."""
@@ -110,6 +117,9 @@ def reconfigure(parts: Parts, config: TrainerConfig, splits: Splits) -> Parts:
     """
     old, state = parts.setup, parts.state
     setup = parts.data.setup(config, splits, parts.handler)
+    if state.global_step:  # what a tick is was decided when the run began
+        plan = keeping_ticks(setup.plan, config.to_dict(), old.plan, old.config.to_dict())
+        setup = dataclasses.replace(setup, plan=plan)
     setup.stopping.load_state_dict(old.stopping.state_dict())
     if state.global_step and not setup.only_for_eval:
         _refuse_to_follow(old, setup, state)
@@ -127,13 +137,23 @@ def reconfigure(parts: Parts, config: TrainerConfig, splits: Splits) -> Parts:
 def reschedule(
     parts: Parts,
     config: TrainerConfig,
+    plan: Plan,
     given: LRScheduler | None,
     make_schedule: Callable[[LRScheduler | None], Schedule],
     default: str | None,
 ) -> Parts:
-    """Follow the schedules of a config, or the scheduler given, from their first tick on; return the parts."""
+    """Follow the schedules of a config, or the scheduler given, from their first tick on; return the parts.
+
+    The plan has the ticks and the warm-up that go with them.
+    """
     optimization = parts.optimization
     settings = driven_settings(optimization.optimizer)
+    if given is not None and given is not parts.first.given and optimization.schedule.is_warming:
+        raise ConfigError(
+            "the rates of the optimizer are those of a warm-up (warmup_steps), so a scheduler that is built over it "
+            "now begins too low. Name the schedule in the config, or do it after the warm-up."
+        )
+    optimization.schedule.end_warmup()
     is_named = (config.scheduler_name or default or config.momentum_scheduler) is not None
     is_driven = optimization.schedule.scheduler is not None or optimization.schedule.momentum is not None
     if given is None and is_named and is_driven:
@@ -145,7 +165,7 @@ def reschedule(
         raise
     optimization.follow(schedule)
     parts.first.note_schedule(schedule, given)
-    setup = dataclasses.replace(parts.setup, config=config)
+    setup = dataclasses.replace(parts.setup, config=config, plan=plan)
     parts.checkpointing.follow(setup)
     parts.evaluator.follow(setup)
     parts.session.follow(setup)

@@ -25,6 +25,7 @@ from hezar_train.hooks.signals import StopFlag
 from hezar_train.hub import HubRecord, Pusher, PushTarget
 from hezar_train.loop import Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
+from hezar_train.optim import idle_part, idle_warning
 from hezar_train.plan import UNLIMITED
 from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
@@ -136,6 +137,8 @@ class RunSession:
 
     def walk(self, hooks: HookSet | None, split: str) -> None:
         """Do the learning of one call of train()."""
+        if self.state.global_step == 0 and self.runtime.is_main:
+            self._tell_of_idle_updates(self.loop.usable(hooks))
         self.walk_fit(self.make_fit(hooks, split))
 
     def walk_fit(self, fit: Fit) -> None:
@@ -148,6 +151,19 @@ class RunSession:
             self._due.save_requested = False  # by the last evaluation: of the update that was saved before it
         finally:
             self._fit = None
+
+    def _tell_of_idle_updates(self, hooks: HookSet) -> None:
+        """Warn of a schedule that would leave a good part of the run at next to no rate, and say what to do."""
+        schedule, config, plan = self.actions.optimization.schedule, self.setup.config, self.setup.plan
+        if "schedule" not in hooks.names(Moment.BATCH_END):  # which ticks it
+            return
+        if 0 < plan.total_updates <= plan.warmup_updates:
+            logger.warning(
+                "the run ends inside its warm-up, before the rate is what it should be: warmup_steps=%s are %d "
+                "updates, and the run has %d.", config.warmup_steps, plan.warmup_updates, plan.total_updates,
+            )  # fmt: skip
+        elif (idle := idle_part(schedule, plan)) is not None:
+            logger.warning("%s", idle_warning(idle, schedule, config, plan))
 
     def _conclude_pending(self) -> None:
         if self.state.evaluation_pending:

@@ -19,11 +19,20 @@ from hezar_train.errors import ConfigError, DataError, a_kind, choices, suggesti
 from hezar_train.hooks import Stopping
 from hezar_train.hooks.early_stopping import metric_key_of, objective_of
 from hezar_train.metrics import MetricsHandler
-from hezar_train.plan import End, Plan, make_plan, one_pass, steps_of
+from hezar_train.plan import End, Plan, make_plan, one_pass, steps_of, with_ticks
 from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 
-__all__ = ["NamedSet", "RunSetup", "TrainData", "evaluation_sets", "named_sets", "one_set", "size_of"]
+__all__ = [
+    "NamedSet",
+    "RunSetup",
+    "ScheduleDefaults",
+    "TrainData",
+    "evaluation_sets",
+    "named_sets",
+    "one_set",
+    "size_of",
+]
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,15 @@ class RunSetup:
         return End(plan.total_steps) if is_counted else End()
 
 
+class ScheduleDefaults(NamedTuple):
+    """What a trainer does where its config names no schedule or no tick."""
+
+    lr_scheduler: str | None = None
+    lr_scheduling_steps: int | None = None
+    is_given: bool = False
+    """Whether a scheduler was passed, so that the one which the config names is not built."""
+
+
 class TrainData:
     """Open datasets as sources of batches, and plan runs over them."""
 
@@ -76,9 +94,10 @@ class TrainData:
         collator: Callable[[list[Any]], Any] | None,
         create_train_dataloader: Callable[[Any], Source | DataLoader[Any]],
         create_eval_dataloader: Callable[[Any], Source | DataLoader[Any]],
+        defaults: ScheduleDefaults,
     ) -> None:
         """The two functions are the trainer's methods: a user may return any DataLoader from them."""
-        self._runtime, self._collator = runtime, collator
+        self._runtime, self._collator, self._defaults = runtime, collator, defaults
         self._create_train, self._create_eval = create_train_dataloader, create_eval_dataloader
 
     def setup(self, config: TrainerConfig, splits: Splits, handler: MetricsHandler) -> RunSetup:
@@ -127,11 +146,22 @@ class TrainData:
     def _plan(self, config: TrainerConfig, source: Source, *, only_for_eval: bool) -> Plan:
         if only_for_eval:
             return one_pass(source.num_samples, source.batch_size, self._runtime.num_processes)
-        asked = copy.copy(config)
+        asked = self._with_defaults(config, is_given=self._defaults.is_given)
         asked.drop_last = asked.drop_last or source.drop_last
         if source.num_batches is not None:  # a batch sampler counts batches, not samples
             asked.max_steps = _max_steps_of(asked, source.num_batches * asked.num_epochs)
         return make_plan(asked, source.num_samples, self._runtime.num_processes, source.batch_size)
+
+    def rescheduled(self, plan: Plan, config: TrainerConfig, *, is_given: bool) -> Plan:
+        """Return the plan with the ticks of the schedules that a config names, or of a scheduler that is given."""
+        return with_ticks(plan, self._with_defaults(config, is_given=is_given))
+
+    def _with_defaults(self, config: TrainerConfig, *, is_given: bool) -> TrainerConfig:
+        """Return a copy of the config that names the schedule which will be built."""
+        asked, defaults = copy.copy(config), self._defaults
+        asked.lr_scheduler = None if is_given else asked.lr_scheduler or defaults.lr_scheduler
+        asked.lr_scheduling_steps = asked.lr_scheduling_steps or defaults.lr_scheduling_steps
+        return asked
 
 
 def _made(method: str, made: Any) -> Any:

@@ -47,7 +47,7 @@ from hezar_train.terminal import Progress, print_facts
 from hezar_train.terminal.display import facts_of
 from hezar_train.trainer import export
 from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
-from hezar_train.trainer.checkpointing import choose_checkpoint, load_initial_weights
+from hezar_train.trainer.checkpointing import choose_checkpoint, going_on, load_initial_weights
 from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors, refuse_methods_of_others
 from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.generation import decoder_of, label_names_of
@@ -73,7 +73,7 @@ from hezar_train.trainer.reconfigure import (
 from hezar_train.trainer.report_samples import Drawn
 from hezar_train.trainer.run_files import RunFolder, append_row
 from hezar_train.trainer.run_status import RoutineResult
-from hezar_train.trainer.train_data import RunSetup, TrainData, size_of
+from hezar_train.trainer.train_data import RunSetup, ScheduleDefaults, TrainData, size_of
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class Trainer:
     model_file: ClassVar[str] = MODEL_FILE
     default_optimizer: ClassVar[str] = "adam"
     default_lr_scheduler: ClassVar[str | None] = None
+    default_lr_scheduling_steps: ClassVar[int | None] = None
 
     config: TrainerConfig
     parts: Parts
@@ -182,10 +183,14 @@ class Trainer:
         self._prepare_metrics(metrics_handler, preprocessor)
         # What follows may be overridden, and an override may read every attribute that is set before it.
         self.state = TrainerState()  # until the parts are made: a loader may ask for the place, which is the trainer's
-        self.data = TrainData(self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader)
+        named = ScheduleDefaults(self.default_lr_scheduler, self.default_lr_scheduling_steps, lr_scheduler is not None)
+        self.data = TrainData(
+            self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader, named
+        )
         self.setup = self.data.setup(self.config, self.splits, self.metrics_handler)
-        self.plan = self.setup.plan
         found = choose_checkpoint(self.config, self.folder, self.runtime.processes)
+        self.setup = self.setup if found is None else going_on(self.setup, found)
+        self.plan = self.setup.plan
         self._prepare_optimizer(optimizer)
         first = FirstSettings(self.optimizer, self.build_schedule, lr_scheduler)
         self._show(self.make_parts(self._given(first)))
@@ -641,8 +646,9 @@ class Trainer:
         try:
             self._is_built = False
             self.config = wanted  # which an overridden `build_lr_scheduler` may read
+            self.plan = self.data.rescheduled(self.plan, wanted, is_given=lr_scheduler is not None)
             default = self.default_lr_scheduler
-            self._show(reschedule(self.parts, wanted, lr_scheduler, self.build_schedule, default))
+            self._show(reschedule(self.parts, wanted, self.plan, lr_scheduler, self.build_schedule, default))
         except BaseException:
             self._show(self.parts)
             raise

@@ -37,6 +37,7 @@ def test_the_defaults_are_as_documented() -> None:
             "lr_scheduler",
             "lr_scheduler_kwargs",
             "lr_scheduling_steps",
+            "warmup_steps",
             "eval_batch_size",
             "criterion",
         ),

@@ -2,9 +2,10 @@
 
     PYTHONPATH=CHECKOUT python tests/data_of_versions/make_run.py tests/data_of_versions/VERSION
 
-In the folder of a version there is, for one model and for two in sequence: the folder of a run that failed half way,
-two steps beyond its newest checkpoint; the weights at the end of the same run, unbroken, as safetensors; and in
-`expected.json` what else the unbroken run came to. All of it is made once, with that version, and kept.
+In the folder of a version there is, for one model, for two in sequence, and for a schedule that is not told how often
+to tick: the folder of a run that failed half way, two steps beyond its newest checkpoint; the weights at the end of the
+same run, unbroken, as safetensors; and in `expected.json` what else the unbroken run came to. All of it is made once,
+with that version, and kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch.utils.data import TensorDataset
 import hezar_train
 from hezar_train import Hook, MultiModelTrainer, Trainer, TrainerConfig
 
-FAILS_AFTER = {"one_model": 13, "two_models": 34}  # steps, of 21 for each model: in its second epoch
+FAILS_AFTER = {"one_model": 13, "two_models": 34, "epoch_ticks": 13}  # steps, of 21 for each model: in its second epoch
 NUM_FEATURES, NUM_LABELS = 6, 3
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 UNEQUAL_NAMES = ("time", "samples_per_second", "memory", "seconds")  # what a clock or the machine decides
@@ -67,12 +68,15 @@ def make_data(num_samples: int) -> TensorDataset:
     return TensorDataset(points, points[:, :NUM_LABELS].argmax(dim=1))
 
 
-def make_config(out: str | os.PathLike[str]) -> TrainerConfig:
+def make_config(out: str | os.PathLike[str], kind: str) -> TrainerConfig:
     """Return the config: 3 epochs of 7 steps and 4 updates, the last of them short."""
+    schedule: dict[str, Any] = {"lr_scheduler": "cosine_annealing", "lr_scheduling_steps": 1}
+    if kind == "epoch_ticks":  # as this schedule did by default before it ticked after every update
+        schedule = {"lr_scheduler": "warmup_cosine", "lr_scheduler_kwargs": {"warmup_ratio": 0.6, "alpha": 0.1}}
     return TrainerConfig(
         out, task="image_classification", num_epochs=3, batch_size=4, gradient_accumulation_steps=2, num_threads=1,
         criterion="CrossEntropyLoss", optimizer="adamw", learning_rate=0.02, weight_decay=0.01, max_grad_norm=1.0,
-        lr_scheduler="cosine_annealing", lr_scheduling_steps=1, log_steps=2, save_steps=4, eval_steps=6,
+        **schedule, log_steps=2, save_steps=4, eval_steps=6,
         metric_for_best_model="loss", save_total_limit=1, resume_from_checkpoint=True, use_cpu=True,
     )  # fmt: skip
 
@@ -80,9 +84,9 @@ def make_config(out: str | os.PathLike[str]) -> TrainerConfig:
 def make_trainer(kind: str, out: str | os.PathLike[str], hooks: Iterable[Hook] = ()) -> Trainer:
     """Build the trainer that begins a run, or goes on with it."""
     data: dict[str, Any] = {"train_dataset": make_data(27), "eval_dataset": make_data(10), "hooks": hooks}
-    if kind == "one_model":
-        return Trainer(make_config(out), make_net(1), **data)
-    return MultiModelTrainer(make_config(out), {"first": make_net(1), "second": make_net(2)}, **data)
+    if kind != "two_models":
+        return Trainer(make_config(out, kind), make_net(1), **data)
+    return MultiModelTrainer(make_config(out, kind), {"first": make_net(1), "second": make_net(2)}, **data)
 
 
 def last_checkpoint(run: Path) -> Path:

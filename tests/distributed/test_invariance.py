@@ -64,8 +64,9 @@ def test_a_hundred_updates_are_the_same_on_one_to_four_processes(case: str, prec
     [
         {"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 1}, "lr_scheduling_steps": 4},
         {"lr_scheduler": "one_cycle", "lr_scheduling_steps": 0.2, "max_steps": 17},
+        {"lr_scheduler": "warmup_linear", "warmup_steps": 0.3},
     ],
-    ids=["a period of four steps", "a share of the run, cut inside an update"],
+    ids=["a period of four steps", "a share of the run, cut inside an update", "a warm-up that is a share of the run"],
 )
 def test_steps_of_the_config_are_those_of_one_process(changes: dict[str, Any], tmp_path: Path) -> None:
     assert_same("short last window", "SGD in float32", [3], tmp_path, 60, save_steps=5, **changes)

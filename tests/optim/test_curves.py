@@ -71,6 +71,13 @@ POINTS: list[tuple[str, dict[str, Any], dict[int, float]]] = [
     ("decay_when_epoch", {"num_epochs": 2, "lr_decay": 0.5}, {1: 0.5, 2: 0.25, 4: 0.125, 6: 0.0625}),
     ("decay_to_epoch", {"non_decay_time": 2, "decay_length": 4, "final_lr": 0.1}, {2: 0.5, 4: 0.3, 6: 0.1, 12: 0.1}),
     ("decay_to_epoch", {"non_decay_time": 4, "initial_lr": 0.8}, {0: 0.8, 4: 0.8, 8: 0.4, 12: 0.0}),
+    ("warmup_stable_decay", {"decay_iter": 4, "decay_method": "linear"}, {0: 0.5, 8: 0.5, 10: 0.25, 12: 0.0}),
+    ("warmup_stable_decay", {"decay_ratio": 0.5, "alpha": 0.2}, {0: 0.5, 6: 0.5, 9: 0.3, 12: 0.1}),
+    ("wsd", {"decay_iter": 4, "decay_method": "1-sqrt"}, {8: 0.5, 9: 0.25, 12: 0.0}),
+    ("warmup_stable_decay", {}, {10: 0.5, 11: 0.25, 12: 0.0}),  # a tenth of the run, rounded up
+    ("inverse_sqrt", {"timescale": 3}, {0: 0.5, 9: 0.25}),
+    ("cosine_with_restarts", {"num_cycles": 3}, {0: 0.5, 2: 0.25, 4: 0.5, 6: 0.25, 8: 0.5, 12: 0.0}),
+    ("cosine_with_restarts", {"eta_min": 0.1}, {0: 0.5, 6: 0.3, 12: 0.1}),
     ("warmup_linear", {"warmup_steps": 4}, {0: 0.0, 2: 0.25, 4: 0.5, 8: 0.25, 12: 0.0}),
     ("warmup_linear", {"warmup_ratio": 0.25, "total_steps": 8}, {1: 0.25, 2: 0.5, 5: 0.25, 8: 0.0, 12: 0.0}),
     ("warmup_noam", {"warmup_steps": 4}, {0: 0.0625, 1: 0.0625, 2: 0.125, 4: 0.25, 9: 0.5 / 3}),
@@ -189,7 +196,8 @@ def test_the_tables_cover_every_curve() -> None:
 
 def test_the_config_knows_the_curves_and_their_classes() -> None:
     assert set(NAMES) == CURVES.keys()
-    assert set(SCHEDULER_CLASSES.values()) == CURVES.keys() - {"warmup_linear", "warmup_noam"}
+    without_class = {"warmup_linear", "warmup_noam", "warmup_stable_decay", "inverse_sqrt", "cosine_with_restarts"}
+    assert set(SCHEDULER_CLASSES.values()) == CURVES.keys() - without_class
 
 
 @pytest.mark.parametrize(("spelled", "short"), SCHEDULER_CLASSES.items())
@@ -218,12 +226,14 @@ NEEDED: dict[str, dict[str, Any]] = {
     "warmup_step": {"step_size": 1},
     "warmup_exponential": {"gamma": 0.5},
     "warmup_multi_step": {"milestones": [0.5]},
+    "inverse_sqrt": {"timescale": 3},
 }
+WITH_A_WARM_UP = [name for name in CURVES if name.startswith("warmup_") and name != "warmup_stable_decay"]
 
 
 @pytest.mark.parametrize("name", CURVES)
 def test_a_run_of_another_length_is_told_where_the_curve_depends_on_it(name: str) -> None:
-    kwargs = NEEDED.get(name, {}) | ({"warmup_ratio": 0.5} if name.startswith("warmup") else {})
+    kwargs = NEEDED.get(name, {}) | ({"warmup_ratio": 0.5} if name in WITH_A_WARM_UP else {})
     laid_out = []
     for epochs in (10, 20):
         scheduler: Any = build_scheduler(name, make_optimizer(), total_ticks=epochs, kwargs=kwargs, total_epochs=epochs)
@@ -268,7 +278,7 @@ def test_a_curve_between_two_rates_never_leaves_them(
     assert floor * (1 - 1e-12) <= value <= (low + span) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in CURVES if name.startswith("warmup_")])
+@pytest.mark.parametrize("name", WITH_A_WARM_UP)
 @given(tick=st.integers(0, 10**5), warmup=st.integers(1, 1000), total=st.integers(1, 10**5))
 def test_a_warm_up_never_rises_above_the_rate_or_falls_below_zero(
     name: str, tick: int, warmup: int, total: int
@@ -284,6 +294,14 @@ def test_a_warm_up_never_rises_above_the_rate_or_falls_below_zero(
     ("name", "kwargs", "message"),
     [
         ("triangular", {"stepsise": 3}, r"'stepsise'\. It takes: lr_max, lr_min, start_iter, stepsize\. Did you mean"),
+        (
+            "inverse_sqrt",
+            {},
+            r"with the field warmup_steps, the ticks of the warm-up are its timescale\) needs timescale",
+        ),
+        ("wsd", {"warmup_ratio": 0.1}, r"\(a warm-up for any schedule is the field warmup_steps\) does not take"),
+        ("wsd", {"decay_iter": 2, "decay_ratio": 0.1}, r"decay_iter and decay_ratio say the same"),
+        ("wsd", {"decay_method": "square"}, r"decay_method='square'\. Expected one of 1-sqrt, cosine, linear"),
         ("triangular", {"stepsize": 0}, r"stepsize=0\. Expected a number above 0"),
         ("triangular", {"stepsize": "3"}, r"stepsize='3'\. Expected a number above 0"),
         ("triangular", {"lr_min": True}, r"lr_min=True\. Expected a number that is not negative"),

@@ -260,7 +260,12 @@ def test_a_momentum_schedule_over_another_optimizer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "cls", "kwargs", "message"),
     [
-        ("cosine_annealing", AdamW, {}, r"momentum_scheduler='cosine_annealing' is not known\. Known: decay_to_epoch"),
+        (
+            "cosine_annealing",
+            AdamW,
+            {},
+            r"momentum_scheduler='cosine_annealing' is not known\. Known: cosine_with_restarts",
+        ),
         ("triangular", SGD, {}, r"but the optimizer's momentum is 0\. Set the field 'momentum', or 'max'"),
         ("triangular", SGD, {"max": 1.5}, r"goes from .* to 1\.5\. Expected numbers from 0 to below 1"),
         ("epoch_set", AdamW, {"schedule": {0: 0.9, 3: 1.1}, "set_value": True}, r"goes from 0\.9 to 1\.1"),

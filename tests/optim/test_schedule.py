@@ -91,6 +91,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "warmup_multi_step": ("warmup_multi_step", {"milestones": [3, 7], "warmup_iter": 5}),
     "warmup_exponential": ("warmup_exponential", {"gamma": 0.7, "warmup_ratio": 0.5}),
     "warmup_noam": ("warmup_noam", {"warmup_iter": 4}),
+    "inverse_sqrt": ("inverse_sqrt", {"timescale": 4}),
     "epoch_set": ("epoch_set", {"schedule": {0: 1.0, 2: 0.3, 7: 0.1}}),
     "acc": ("decay_when_acc", {"mode": "min", "acc_thresh": 0.01}),
     "triangles and acc": ("triangular_decay_when_acc", {"mode": "min", "acc_thresh": 0.01, "stepsize": 2}),

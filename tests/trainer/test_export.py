@@ -165,7 +165,7 @@ class TestPrintInfo:
             "Total steps": "15",
             "Total updates": "9",
             "Optimizer": "SGD",
-            "Schedule": "OneCycleLR",
+            "Schedule": "OneCycleLR, ticks at epoch ends",
             "Best model by": "evaluation.accuracy",
             "Saves": "every 2 updates and at epoch ends",
             "Logs": "every 1 updates and at epoch ends",

@@ -289,6 +289,7 @@ def _of_trainer_config(config: TrainerConfig) -> CN:
     cfg.personalization.local_param = list(config.local_param or [])
     cfg.personalization.share_non_trainable_para = config.share_non_trainable_para
     cfg.regularizer.type, cfg.regularizer.mu = config.regularizer or "", config.regularizer_mu
+    _refuse_warmup(config.warmup_steps)
     if config.lr_scheduler is not None:
         raise ConfigError(
             "lr_scheduler is ours: behind FederatedScope's door a schedule is cfg.train.scheduler = {'type': 'StepLR', "
@@ -362,9 +363,19 @@ def trainer_config(cfg: Any, *, device: Any, output_dir: Path, accumulates: bool
     if cfg.train.batch_or_epoch == "epoch":
         fields["local_update_steps"] = int(cfg.train.local_update_steps)
     own = {key: value for key, value in _own_section(cfg).items() if value is not None}
+    _refuse_warmup(own.get("warmup_steps"))
     if any(key.startswith("save_") or key == "resume_from_checkpoint" for key in own):
         fields["save_enabled"] = True
     return TrainerConfig(**{**fields, **own})
+
+
+def _refuse_warmup(warmup_steps: Any) -> None:
+    if warmup_steps:
+        raise ConfigError(
+            f"warmup_steps={warmup_steps!r} is ours: behind FederatedScope's door a warm-up is a part of "
+            "cfg.train.scheduler = {'type': 'warmup_step', 'warmup_steps': 10, 'total_steps': 100}. For "
+            "TrainerConfig's use hezar_train.compat.federatedscope.Trainer."
+        )
 
 
 def _own_section(cfg: Any) -> Mapping[str, Any]:

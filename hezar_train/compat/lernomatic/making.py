@@ -181,6 +181,7 @@ def _share_losses(trainer: Any, number: int, written: Mapping[str, float]) -> No
 def follow_schedule(trainer: Any, _: Any, new: Any) -> None:
     """Check a schedule that is assigned; one that the parts tick takes the place of theirs."""
     refuse_schedule("a schedule", new)
+    refuse_warmup(own_values(trainer).get("fields", {}), new)
     if isinstance(new, str | LRScheduler):
         refuse_in_training(trainer)
         vars(trainer)["_made_of"] = None
@@ -192,6 +193,15 @@ def refuse_schedule(name: str, given: Any) -> None:
         raise ConfigError(
             f"{name} is a {type(given).__name__}; expected an object with get_lr(iteration), such as those of "
             "hezar_train.compat.lernomatic.schedule, the name of a schedule, or a scheduler of torch."
+        )
+
+
+def refuse_warmup(fields: Mapping[str, Any], schedule: Any) -> None:
+    """Raise if a schedule object sets the rate itself, and would undo the warm-up that was asked for."""
+    if fields.get("warmup_steps") and is_schedule(schedule):
+        raise ConfigError(
+            f"warmup_steps={fields['warmup_steps']!r} would have no effect: {type(schedule).__name__} sets the rate of "
+            "each batch itself. Leave it out; or name a schedule, such as lr_scheduler='triangular'."
         )
 
 
@@ -310,6 +320,7 @@ def evaluation_data(trainer: Any) -> Any:
 def run_config(trainer: Any) -> TrainerConfig:
     """Return the config that the attributes stand for, with the fields that were given beside them."""
     own = own_values(trainer)
+    refuse_warmup(own["fields"], trainer.lr_scheduler)
     schedules = {name: value for name, value in (("lr_scheduler", trainer.lr_scheduler),
                  ("momentum_scheduler", trainer.mtm_scheduler)) if isinstance(value, str)}  # fmt: skip
     classifies = isinstance(own.get("criterion"), CLASSIFIES)

@@ -55,6 +55,8 @@ class Iterations:
 class Trainer(PlainTrainer):
     """A Trainer that counts iterations, and builds by methods of its own what is not passed to it."""
 
+    default_lr_scheduling_steps = 1  # a schedule ticks in every iteration
+
     config: TrainerConfig
     iterations: Iterations
 
