@@ -136,7 +136,8 @@ def open_run(loaded: LoadedRecipe, checkpoint: str = BEST) -> OpenRun:
 def _for_evaluation(config: TrainerConfig, checkpoint: Path) -> TrainerConfig:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they were shown when the config was read
-        return replace(config, resume_from_checkpoint=str(checkpoint), init_weights_from=None, num_dataloader_workers=0)
+        # The initial weights stay named: a checkpoint of the trained part may stand on them.
+        return replace(config, resume_from_checkpoint=str(checkpoint), num_dataloader_workers=0)
 
 
 def _checkpoint_of(config: TrainerConfig, wanted: str) -> Path:
