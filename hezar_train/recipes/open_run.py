@@ -99,6 +99,13 @@ class OpenRun:
             ) from error
         return [self._named(value) for value in found]
 
+    def export(self, folder: str | os.PathLike[str], *, merge: bool = False) -> None:
+        """Write the model for others; with `merge`, the whole of it, adapters merged into its weights."""
+        if merge:
+            self.trainer.save(folder, merge=True)
+        else:
+            self.trainer.parts.checkpointing.write_model(Path(folder))
+
     def _named(self, value: Any) -> Any:
         """Return a class by its name: one of a sample, several that are on at once, or one for each token."""
         names, task = self._class_names, self.trainer.config.task

@@ -29,6 +29,7 @@ from hezar_train.checkpoint import (
     TrainedPart,
     WeightReport,
     base_differences,
+    files_for_others,
     gather_shards,
     gather_whole,
     has_adapters,
@@ -39,11 +40,11 @@ from hezar_train.checkpoint import (
     refuse_shared_prompts,
     unwrap,
 )
-from hezar_train.checkpoint.format import tensor_names
-from hezar_train.checkpoint.manifest import read_best_step
+from hezar_train.checkpoint.format import tensor_file, tensor_names
+from hezar_train.checkpoint.manifest import MODEL_FILE, read_best_step, replace_file
 from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.config import TrainerConfig
-from hezar_train.config.files import read_mapping, to_yaml
+from hezar_train.config.files import read_mapping, to_yaml, write_atomically
 from hezar_train.data import Source
 from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError, choices, state_for
 from hezar_train.events import EventStorage
@@ -58,7 +59,7 @@ from hezar_train.hub import (
 from hezar_train.loop import Context, Hook
 from hezar_train.optim import Schedule, set_momentum
 from hezar_train.plan import Plan, exactness_changes
-from hezar_train.run_layout import MODEL_CONFIG_FOLDER, PREPROCESSOR_FOLDER, step_of
+from hezar_train.run_layout import BASE_FILE, MODEL_CONFIG_FOLDER, PREPROCESSOR_FOLDER, step_of
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
@@ -68,7 +69,7 @@ from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.train_data import RunSetup
 from hezar_train.trainer.train_step import Optimization
 
-__all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "load_initial_weights"]
+__all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "load_initial_weights", "write_weights"]
 
 NAMES = ("best", "last")
 MOST_STEPS = 1 << 62
@@ -352,6 +353,14 @@ class Checkpointing:
         if self._part is not None:
             self._part.digest()
         return gather_whole(**self._contents(), is_kept=self._group.is_main)
+
+    def write_model(self, folder: Path) -> None:
+        """Write weights, model config and preprocessor into a folder, for others; on one process."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_weights(folder, self.gather_whole(), MODEL_FILE)
+        if self._write_model_config is not None:
+            self._write_model_config(folder)
+        self.write_preprocessor(folder)
 
     def write_preprocessor(self, folder: Path) -> None:
         """Write the preprocessor, where there is one, into a folder."""
@@ -639,6 +648,18 @@ def tell_weights(report: WeightReport, source: str | os.PathLike[str]) -> None:
     ):
         if names:
             logger.warning("%s: %s", words, ", ".join(names))
+
+
+def write_weights(folder: Path, parts: Contents, model_file: str) -> None:
+    """Write the model, or the files of its trained part and what they say of the base model."""
+    if parts.part is None:
+        replace_file(folder / model_file, tensor_file(parts.model))
+        return
+    content = parts.part.record()
+    for name, tensors in files_for_others(BaseRecord.read(content), parts.model, parts.part.computed).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / name, tensor_file(tensors))
+    write_atomically(folder / BASE_FILE, content)
 
 
 def _refuse_lost_place(source: Source, state: TrainerState) -> None:

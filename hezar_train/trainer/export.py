@@ -15,15 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hezar_train.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
     STATE_FILE,
-    BaseRecord,
-    Contents,
-    files_for_others,
     has_adapters,
     merged_copy,
     module_state,
@@ -38,10 +35,9 @@ from hezar_train.config.files import write_atomically
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
 from hezar_train.hub import PushNames, PushOutcome, model_config_writer, push_run, refuse_model_name
 from hezar_train.optim import Schedule
-from hezar_train.run_layout import BASE_FILE
 from hezar_train.runtime import Processes
 from hezar_train.runtime.sharding import is_sharded
-from hezar_train.trainer.checkpointing import Checkpointing
+from hezar_train.trainer.checkpointing import Checkpointing, write_weights
 
 __all__ = [
     "ExportNames",
@@ -140,8 +136,8 @@ def export(
     def write() -> None:
         below = path / names.subfolder
         below.mkdir(parents=True, exist_ok=True)
-        _write_weights(path, parts, names.model)
-        _write_tensors(below / names.optimizer, parts.optimizer)
+        write_weights(path, parts, names.model)
+        replace_file(below / names.optimizer, tensor_file(parts.optimizer))
         write_atomically(below / names.state, parts.files[STATE_FILE])
         write_atomically(below / names.config, parts.files[CONFIG_FILE])
         if schedule.scheduler is not None:
@@ -174,23 +170,11 @@ def export_merged(
         if merged is not unwrap(model) and hasattr(merged, "save_pretrained") and names.model == MODEL_FILE:
             merged.save_pretrained(str(path))  # its library knows how it calls its tensors in files
         else:
-            _write_tensors(path / names.model, module_state(merged)[0])
+            replace_file(path / names.model, tensor_file(module_state(merged)[0]))
             _save_own(getattr(merged, "config", None), path, names.model_config)
         checkpointing.write_preprocessor(path)
 
     processes.on_main(write)
-
-
-def _write_weights(path: Path, parts: Contents, model_name: str) -> None:
-    """Write the model, or the files of its trained part and what they say of the base model."""
-    if parts.part is None:
-        _write_tensors(path / model_name, parts.model)
-        return
-    content = parts.part.record()
-    for name, tensors in files_for_others(BaseRecord.read(content), parts.model, parts.part.computed).items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        _write_tensors(path / name, tensors)
-    write_atomically(path / BASE_FILE, content)
 
 
 def _save_model_config(model: nn.Module, path: Path, filename: str) -> None:
@@ -236,10 +220,6 @@ def refuse_hezar_format(model: nn.Module) -> None:
             "hezar_format=True, but the model is sharded, and hezar's save() would write one process's share. Save "
             "without it, load the export into a hezar model with init_weights_from, and save that."
         )
-
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    replace_file(path, tensor_file(tensors))
 
 
 def _save_own(config: Any, folder: Path, filename: str) -> None:
