@@ -41,8 +41,8 @@ class Distance(NamedTuple):
 BUDGET = {
     "a quiet step": Distance(functions=69, files=19, changes=42),
     "a step with log, save and evaluation": Distance(functions=448, files=52, changes=492),
-    "resume": Distance(functions=446, files=64, changes=1200),  # readers believe nothing: many small checks
-    "the whole": Distance(functions=985, files=77, changes=4080),
+    "resume": Distance(functions=454, files=64, changes=1204),  # readers believe nothing: many small checks
+    "the whole": Distance(functions=989, files=77, changes=4080),
 }
 
 

@@ -203,7 +203,7 @@ class TrainedPart:
             self._trained |= {name for name in parameters if name not in record.tensors}
         elif record is not None:
             self._trained |= {name for one in record.adapters for name in one.tensors.values()} | set(record.others)
-        self._first_writes = {name: _write_mark(one) for name, one in parameters.items() if not one.requires_grad}
+        self._first_writes = {name: _write_mark(one) for name, one in parameters.items()}
 
     def note_trained(
         self, optimizers: Iterable[Optimizer] = (), agree: Callable[[list[int]], Sequence[float]] | None = None
