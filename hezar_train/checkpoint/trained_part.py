@@ -194,12 +194,15 @@ class TrainedPart:
         self._first_writes: dict[str, tuple[int, bytes]] = {}
         self.begin()
 
-    def begin(self, record: BaseRecord | None = None) -> None:
-        """Take the weights of now as those that the run begins with; `record` is that of a checkpoint just loaded."""
+    def begin(self, record: BaseRecord | None = None, *, is_same_base: bool = True) -> None:
+        """Take the weights of now as those that the run begins with.
+
+        `record` is that of a checkpoint just loaded, and the model's base is its base unless the user accepted another.
+        """
         parameters = _parameters(self._model)
-        self._digests.clear()
+        self._digests = {}  # a new one: a thread may still be at work for the old one
         if record is not None and record.tensors:
-            self._digests |= record.tensors
+            self._digests |= record.tensors if is_same_base else {}
             self._trained |= {name for name in parameters if name not in record.tensors}
         elif record is not None:
             self._trained |= {name for one in record.adapters for name in one.tensors.values()} | set(record.others)
@@ -242,7 +245,8 @@ class TrainedPart:
         state = _tensors(self._model)
         ties = tied_names({name: local_part(tensor) for name, tensor in state.items()})
         adapters = self._adapter_tensors(len(state))
-        left_out, frozen = self._left_out(state), self._frozen(state)
+        frozen = self._frozen(state)
+        left_out = {} if self.holds_all else {name: tensor for name, tensor in state.items() if name in frozen}
         if not left_out and not adapters:
             return None
         files = _adapter_files(adapters, [name for name in state if name not in frozen], ties)
@@ -259,9 +263,9 @@ class TrainedPart:
         computed = {one.folder: one.computed for one in adapters if one.computed}
         return HeldPart(frozenset(left_out), record, computed)
 
-    def _left_out(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        state = _tensors(self._model) if state is None else state
-        frozen = set() if self.holds_all else self._frozen(state)
+    def _left_out(self) -> dict[str, Tensor]:
+        state = {} if self.holds_all else _tensors(self._model)
+        frozen = self._frozen(state)
         return {name: tensor for name, tensor in state.items() if name in frozen}
 
     def _frozen(self, state: Mapping[str, Tensor]) -> set[str]:
@@ -277,7 +281,8 @@ class TrainedPart:
         buffers = {clean_name(name) for name, _ in self._model.named_buffers(remove_duplicate=False)}
         beside = [name for name in state if name not in parameters and name not in buffers]
         beside = [name for name in beside if name.rpartition(".")[2] != EXTRA_STATE]
-        frozen |= {name for name in beside if _is_beside_frozen(name, parameters.keys(), frozen)}
+        owned = _by_module(parameters)
+        frozen |= {name for name in beside if _is_beside_frozen(name, owned, frozen)}
         held_memory = _places(tensor for name, tensor in state.items() if name not in frozen)
         return {name for name in frozen if name in state and not held_memory & _places([state[name]])}
 
@@ -293,11 +298,12 @@ class TrainedPart:
 
     def _digest(self, tensors: Mapping[str, Tensor]) -> dict[str, BaseTensor]:
         """Return the digests of tensors, made where they are not known; two threads may."""
+        known = self._digests
         for name, tensor in tensors.items():
             with self._lock:
-                if name not in self._digests:
-                    self._digests[name] = BaseTensor.of(whole(tensor))
-        return {name: self._digests[name] for name in tensors}
+                if name not in known:
+                    known[name] = BaseTensor.of(whole(tensor))
+        return {name: known[name] for name in tensors}
 
 
 def _adapter_files(adapters: list[AdapterTensors], held: list[str], ties: Mapping[str, str]) -> list[AdapterFile]:
@@ -376,15 +382,23 @@ def _is_below(name: str, prefix: str) -> bool:
     return not prefix or name.startswith(f"{prefix}.")
 
 
-def _is_beside_frozen(name: str, parameters: Collection[str], frozen: Collection[str]) -> bool:
-    """Tell whether a state that is neither parameter nor buffer belongs to parameters that are all frozen."""
+def _by_module(parameters: Collection[str]) -> dict[str, list[str]]:
+    owned: dict[str, list[str]] = {}
+    for name in parameters:
+        owned.setdefault(name.rpartition(".")[0], []).append(name)
+    return owned
+
+
+def _is_beside_frozen(name: str, owned: Mapping[str, list[str]], frozen: Collection[str]) -> bool:
+    """Tell whether a state that is neither parameter nor buffer belongs to parameters that are all frozen.
+
+    `owned` are the parameters by their modules.
+    """
     owner = name
     while owner:
         owner = owner.rpartition(".")[0]
-        start = f"{owner}." if owner else ""
-        own = [one for one in parameters if one.startswith(start) and "." not in one[len(start) :]]
-        if own:
-            return all(one in frozen for one in own)
+        if owner in owned:
+            return all(one in frozen for one in owned[owner])
     return False
 
 

@@ -166,13 +166,12 @@ class Checkpointing:
         """Load weights and optimizer, onto the base model that they were trained on if that is not among them."""
         part, base = self._part, checkpoint.base
         is_whole = base is None or not base.tensors
-        if base is not None and not is_whole:
-            self._refuse_other_base(checkpoint.path, base)
+        is_same_base = base is None or is_whole or self._stands_on(checkpoint.path, base)
         before = part.digest() if part is not None and is_whole else {}
         load_shards(checkpoint, self._model, optimizer, is_base_checked=True)
         if part is None:
             return
-        part.begin(base)
+        part.begin(base, is_same_base=is_same_base)
         if before and part.digest() != before:
             part.holds_all = True
             logger.warning(
@@ -181,8 +180,11 @@ class Checkpointing:
                 checkpoint.path,
             )
 
-    def _refuse_other_base(self, path: Path, base: BaseRecord) -> None:
-        """Raise if the model stands on another base than a checkpoint; that base may come from the initial weights."""
+    def _stands_on(self, path: Path, base: BaseRecord) -> bool:
+        """Tell whether the model stands on a checkpoint's base, which may come from the initial weights; else raise.
+
+        Another one that the user accepts is told.
+        """
         config = self._setup.config
         differences = base_differences(self._model, base)
         if config.init_weights_from is not None and self._processes.sum([len(differences)])[0]:
@@ -190,8 +192,9 @@ class Checkpointing:
             differences = base_differences(self._model, base)
         if differences and config.accept_changes:
             logger.warning("going on, so not exactly: %s", other_base(path, base, differences))
-            return
+            return False
         refuse_other_base(path, base, differences)
+        return True
 
     def take_over_folder(self) -> None:
         """Make the run's folder this run's own: what an earlier run left is set aside; only torn saves are deleted."""

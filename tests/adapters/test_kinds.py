@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tiny import LAST_STEP, adapted, base, checkpoint, logits, trainer
 from torch import nn
 
 from hezar_train import MultiModelTrainer, Trainer, TrainerConfig
-from hezar_train.errors import ConfigError
+from hezar_train.errors import CheckpointError, ConfigError
 
 ATTENTION: dict[str, Any] = {"target_modules": ["c_attn"], "fan_in_fan_out": True, "task_type": "CAUSAL_LM"}
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -254,3 +255,25 @@ def test_a_base_of_four_bits_trains_saves_and_is_resumed(tmp_path: Path) -> None
     torch.testing.assert_close(logits("gpt2", loaded), logits("gpt2", made.model), rtol=1e-2, atol=1e-2)
     with pytest.raises(ConfigError, match="cannot be merged into a quantized base model"):
         made.save(tmp_path / "merged", merge=True)
+
+
+def test_a_foreign_adapters_config_and_pickle_are_never_looked_at(tmp_path: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "harmed",))
+
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    named = {"peft_type": "LORA", "auto_mapping": {"parent_library": "antigravity", "base_model_class": "x"}}
+    (foreign / "adapter_config.json").write_text(json.dumps(named))
+    torch.save({"x": Harm()}, foreign / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="pickles are not read"):
+        trainer("gpt2", tmp_path / "run", init_weights_from=foreign)
+    assert not (tmp_path / "harmed").exists()
+    assert "antigravity" not in sys.modules
+
+
+def test_adapters_do_not_fit_a_model_without_any_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+    exported = trainer("gpt2", tmp_path / "run").save(tmp_path / "exported")
+    with pytest.raises(CheckpointError, match=r"adapters of peft: add the same kind to the model first"):
+        trainer("gpt2", tmp_path / "other", base("gpt2"), init_weights_from=exported)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,8 @@ def test_the_merged_model_needs_no_peft_and_says_the_same(
 
 
 def test_another_base_is_refused_with_what_was_expected(
-    kind: str, trained: tuple[Trainer, Path], caplog: pytest.LogCaptureFixture
+    kind: str, trained: tuple[Trainer, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    torch.manual_seed(5)
     other = adapted(kind)
     with torch.no_grad():
         frozen = next(one for one in other.parameters() if not one.requires_grad)
@@ -92,9 +92,13 @@ def test_another_base_is_refused_with_what_was_expected(
     words = rf"holds what was trained, and not the frozen base model .*{type(base(kind)).__name__}.*\d of \d+ frozen"
     with pytest.raises(CheckpointError, match=words):
         trainer(kind, trained[1], other, resume_from_checkpoint=True)
+    copied = shutil.copytree(checkpoint(trained[1], 4), tmp_path / "checkpoints" / f"{4:08d}")
     with caplog.at_level(logging.WARNING):
-        trainer(kind, trained[1], other, resume_from_checkpoint=True, accept_changes=True)
+        accepted = trainer(kind, tmp_path, other, resume_from_checkpoint=str(copied), accept_changes=True)
     assert "The model here has another base" in caplog.text
+    accepted.train()
+    with pytest.raises(CheckpointError, match="frozen tensors differ"):  # from here on the other one is the base
+        trainer(kind, tmp_path, resume_from_checkpoint=True)
 
 
 def test_the_config_of_the_adapters_is_the_same_in_every_process(
