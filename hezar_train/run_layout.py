@@ -33,6 +33,9 @@ from hezar_train.errors import ConfigError
 from hezar_train.run_folder import is_plain, plain_path, refuse_links
 
 __all__ = [
+    "ADAPTER_CONFIG_FILE",
+    "ADAPTER_FILE",
+    "BASE_FILE",
     "BEST_FILE",
     "CHECKPOINTS_FOLDER",
     "COMPARISON_FILE",
@@ -66,6 +69,7 @@ __all__ = [
     "STARTS_FILE",
     "STATE_FILE",
     "TEMPORARY_PREFIX",
+    "TRAINED_FILE",
     "TRASH_PREFIX",
     "RunLayout",
     "is_run",
@@ -110,6 +114,13 @@ MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
 MANIFEST_FILE = "manifest.json"
+BASE_FILE = "base_model.json"
+"""Of a checkpoint that holds what is trained alone: the frozen base model that it stands on."""
+TRAINED_FILE = "trained.safetensors"
+"""What is trained, for others; not called `MODEL_FILE`, which libraries load as a whole model."""
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+"""Where peft looks for an adapter."""
 PREPROCESSOR_FOLDER = "preprocessor"
 MODEL_CONFIG_FOLDER = "model_config"
 HEZAR_CONFIG_FILE = "model_config.yaml"

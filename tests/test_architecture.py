@@ -51,6 +51,7 @@ OWNERS = {
     "safetensors": {"checkpoint"},
     "huggingface_hub": {"hub"},
     "click": {"cli"},
+    "peft": {"checkpoint"},
 }
 TORCH_FREE = {
     *("__init__", "__main__", "errors", "types", "run_folder", "config", "plan", "state", "run_layout"),

@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, make_folder_durably
-from hezar_train.checkpoint.modules import load_module_state
 from hezar_train.checkpoint.optimizer_state import load_state
+from hezar_train.checkpoint.sharded import load_shards
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents, put_back, write_checkpoint
 from hezar_train.checkpoint.weights import WeightReport, initial_weights
 from hezar_train.config.files import write_atomically
@@ -83,7 +83,7 @@ class Checkpointer:
         is_whole = strict or (source / MANIFEST_FILE).exists()
         checkpoint = CheckpointStore(source.parent).open(source) if is_whole else None
         if strict and checkpoint is not None:
-            load_module_state(self.model, *checkpoint.model())
+            load_shards(checkpoint, self.model)
         self.report = None if strict else _load_fitting(self.model, source)
         return {} if checkpoint is None else self._restore(checkpoint, wanted, strict=strict)
 

@@ -612,6 +612,9 @@ class CheckpointFields:
     async_save: bool = True
     """Write checkpoints in the background, at the cost of a copy of the tensors in memory."""
 
+    save_trained_only: bool | None = None
+    """Save what is trained, not the frozen rest: a resume needs that base model. None: for a model with adapters."""
+
     checkpoints_dir: str = "checkpoints"
     """Folder of the checkpoints, under `output_dir`."""
 
@@ -623,6 +626,8 @@ class CheckpointFields:
             yield f"save_freq={self.save_freq!r} is deprecated: give save_steps instead, and not both"
         yield from whole("save_total_limit", self.save_total_limit, least=1, optional=True)
         yield from flag("async_save", self.async_save)
+        if self.save_trained_only is not None:
+            yield from flag("save_trained_only", self.save_trained_only)
         yield from path("checkpoints_dir", self.checkpoints_dir)
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from hezar_train.checkpoint import unwrap
+from hezar_train.checkpoint import base_of, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, a_kind, choices
 from hezar_train.events import EventStorage
@@ -195,7 +195,7 @@ def assemble(
 
 def _weigher(given: Given) -> tuple[Weigher, Callable[[Any], float] | None]:
     """Return what weighs a window, and how labels are counted where the loss is a mean over them."""
-    config, bare = given.setup.config, unwrap(given.model)
+    config, bare = given.setup.config, base_of(given.model)  # adapters change nothing in what its loss is a mean of
     by_labels = counts_labels(config.loss_weight, config.task, bare)
     count_labels = label_counter(config.task, bare) if by_labels else None
     return Weigher(given.batch_weight or count_labels, given.runtime.processes), count_labels

@@ -11,7 +11,7 @@ from torch import nn
 
 from hezar_train.errors import DataError
 from hezar_train.metrics import GENERATED_KEYS, largest, without_ignored
-from hezar_train.trainer.model_runner import LABEL_KEYS
+from hezar_train.trainer.model_runner import LABEL_KEYS, forward_signature
 
 __all__ = [
     "TextDecoder",
@@ -159,7 +159,7 @@ def generator_of(model: nn.Module, options: Mapping[str, Any] | None) -> Callabl
     It runs in full precision, as in Hezar: a model may hand its logits to code that knows no bf16.
     """
     named = inspect.signature(model.generate).parameters  # type: ignore[arg-type]
-    known = inspect.signature(model.forward).parameters
+    known = forward_signature(model).parameters
 
     def generate(batch: Any) -> Any:
         if not isinstance(batch, Mapping):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hezar_train.checkpoint import unwrap
+from hezar_train.checkpoint import base_of, unwrap
 from hezar_train.data import form_of
 from hezar_train.errors import ConfigError, DataError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.loop import Context
@@ -41,6 +41,7 @@ __all__ = [
     "as_outputs",
     "build_criterion",
     "find_regularizer",
+    "forward_signature",
     "labels_of",
     "others_of",
     "refuse_unused_criterion",
@@ -58,7 +59,7 @@ class ModelRunner:
     def __init__(self, model: nn.Module, criterion: Callable[..., torch.Tensor] | None) -> None:
         unwrapped = unwrap(model)
         self._model, self._criterion = model, criterion
-        self._signature = inspect.signature(unwrapped.forward)
+        self._signature = forward_signature(unwrapped)
         self._parameters = self._signature.parameters
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
         self._accepted: dict[tuple[str, ...], list[str] | None] = {}
@@ -226,6 +227,13 @@ def as_outputs(outputs: Any) -> dict[str, Any]:
         f"the model returned {given}; expected a tensor (the logits, or a "
         f"0-d loss) or a mapping: return {{'logits': ..., 'loss': ...}}, or one of them.{hint}"
     )
+
+
+def forward_signature(model: nn.Module) -> inspect.Signature:
+    """Return what a model is called with; of adapters that hand everything on, what the model beneath takes."""
+    own = inspect.signature(model.forward)
+    hands_on = all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in own.parameters.values())
+    return inspect.signature(base_of(model).forward) if hands_on else own
 
 
 def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:

@@ -47,7 +47,7 @@ from hezar_train.terminal import Progress, print_facts
 from hezar_train.terminal.display import facts_of
 from hezar_train.trainer import export
 from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
-from hezar_train.trainer.checkpointing import choose_checkpoint, going_on, load_initial_weights
+from hezar_train.trainer.checkpointing import choose_checkpoint, going_on
 from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors, refuse_methods_of_others
 from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.generation import decoder_of, label_names_of
@@ -203,7 +203,7 @@ class Trainer:
         elif found is not None:
             self.parts.session.restore(found)
         elif self.config.init_weights_from is not None:
-            load_initial_weights(self.model, self.config.init_weights_from, self.runtime.processes)
+            self.parts.checkpointing.load_initial_weights(self.config.init_weights_from)
 
     def _use_splits(self, splits: Splits) -> None:
         self.splits, self.train_dataset, self.eval_dataset = splits, splits.train, splits.for_evaluation
@@ -665,10 +665,13 @@ class Trainer:
         lr_scheduler_file: str | None = None,
         *,
         hezar_format: bool = False,
+        merge: bool = False,
     ) -> Path:
         """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below.
 
-        `hezar_format` adds what hezar's own `model.save` writes, for its `Model.load`: the weights are a pickle there.
+        Of a model with adapters, the adapters, as peft loads them; with `merge`, the whole model instead, with the
+        adapters merged into a copy of its weights, and without the trainer's files. `hezar_format` adds what hezar's
+        own `model.save` writes, for its `Model.load`: the weights are a pickle there.
         """
         names = export.ExportNames(
             config=config_filename or self.trainer_config_file,
@@ -681,6 +684,11 @@ class Trainer:
             state=self.trainer_state_file,
         )
         parts = self.parts
+        if merge and hezar_format:
+            raise ConfigError("merge=True writes no hezar_format: leave one of the two out.")
+        if merge:
+            export.export_merged(Path(path), self.model, parts.checkpointing, names, self.runtime.processes)
+            return Path(path)
         export.export(
             Path(path), self.model, parts.checkpointing, self.schedule, self.train_dataset, names,
             self.runtime.processes, hezar_format=hezar_format,
