@@ -14,6 +14,7 @@ does it for windows whose indices are known. Other forms of data than one with a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -27,11 +28,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from hezar_train.data.by_length import ByLength
 from hezar_train.data.collators import default_collator
 from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.sampler import Indices, RangedSampler
 from hezar_train.data.seeding import sample_seed, seed_python_numpy_torch
-from hezar_train.data.windows import Order, SampleIndices, Window, rank_ranges, share_or_filler
+from hezar_train.data.windows import Order, Remaining, SampleIndices, Window, rank_ranges, share_or_filler
 from hezar_train.plan import UNLIMITED, Plan, WindowSpan
 
 __all__ = [
@@ -295,6 +297,7 @@ class MapSource:
         self.num_samples: int | None = len(dataset)
         self.batch_size = order.batch_size
         self.fetch = batch_fetcher(dataset, collate, order.seed)
+        self.by_length = order.by_length
         self._order = order
         self._fetcher = WindowFetcher(self.fetch, order)
 
@@ -306,8 +309,11 @@ class MapSource:
     def windows(
         self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
     ) -> Iterator[Window]:
+        if plan.counts_tokens and self.by_length is not None:
+            cut = self._cut_by_tokens(self.by_length, plan, epoch, position, Remaining(steps_left, samples_left))
+            return self._fetcher.filled(cut, epoch)
         spans = plan.windows(position, steps_left, samples_left)
-        return self._fetcher.filled(self._with_indices(spans, epoch, position), epoch)
+        return self._fetcher.filled(self._with_indices(plan, spans, epoch, position), epoch)
 
     def restore(self, cursor: Any) -> None:
         """Nothing to do: the position says it all."""
@@ -315,15 +321,10 @@ class MapSource:
     def close(self) -> None:
         self._fetcher.close()
 
-    def _with_indices(self, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
+    def _with_indices(self, plan: Plan, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
         """Yield each window with the indices of this process's micro-batches, not yet fetched."""
         order = self._order
-        num_samples = self.num_samples or 0
-        start = min(position, num_samples)  # the data may have shrunk
-        sampler = RangedSampler(
-            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
-        )
-        take = _IndexReader(sampler.chunks()).take
+        take = _IndexReader(self._chunks(plan, epoch, position)).take
         cells: list[tuple[int, int]] = []
         cut: tuple[int, int] | None = None
         for span in spans:
@@ -335,6 +336,37 @@ class MapSource:
             window.indices = [share_or_filler(indices, *cell) for cell in cells]
             window.sizes = [size for _, size in cells]
             window.firsts = [span.first + first for first, _ in cells]
+            yield window
+
+    def _chunks(self, plan: Plan, epoch: int, position: int) -> Iterator[Indices]:
+        """Yield the order of an epoch from a position on, in arrays."""
+        order, num_samples = self._order, self.num_samples or 0
+        start = min(position, num_samples)  # the data may have shrunk
+        if self.by_length is not None:
+            return iter([self.by_length.order(epoch, plan.window_samples).samples[start:]])
+        return RangedSampler(
+            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
+        ).chunks()
+
+    def _cut_by_tokens(
+        self, by_length: ByLength, plan: Plan, epoch: int, position: int, left: Remaining
+    ) -> Iterator[Window]:
+        """Yield each window with the indices of this process's micro-batches; no window is cut short for steps."""
+        rank, num_processes, steps_left = self._order.rank, self._order.num_processes, left.steps
+        samples = by_length.order(epoch, plan.window_samples).samples
+        for span in by_length.spans(plan, epoch, min(position, len(samples)), left.samples):
+            if steps_left <= 0:
+                return
+            cut = by_length.cut(samples[span.first : span.first + span.count], num_processes, plan.batch_size)
+            window = Window(span.first, span.count, span.ends_epoch, [])
+            window.sizes = cut.sizes[rank::num_processes]
+            starts = list(itertools.accumulate(cut.sizes, initial=0))[rank:-1:num_processes]
+            window.firsts = [span.first + start for start in starts]
+            window.indices = [
+                cut.samples[start : start + size] if size else by_length.filler(cut.samples)
+                for start, size in zip(starts, window.sizes, strict=True)
+            ]
+            steps_left -= len(window.sizes)
             yield window
 
 

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from hezar_train.data.by_length import NUM_FILLER_ITEMS, ByLength
 from hezar_train.errors import ConfigError, DataError
 from hezar_train.plan import UNLIMITED, Plan
 from hezar_train.runtime import Processes
@@ -57,8 +58,6 @@ __all__ = [
 SampleIndices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
 Item: TypeAlias = tuple[Any, int]
 """What was read, and how many samples it holds."""
-
-NUM_FILLER_ITEMS = 2  # because batch normalisation refuses one
 
 
 @dataclass(slots=True)
@@ -114,6 +113,9 @@ class Order:
 
     splits_streams: bool = False
     """Whether each process may read a part of a stream's files, instead of its share of what all of them read."""
+
+    by_length: ByLength | None = None
+    """What the lengths of the samples decide, where the order or the batches depend on them."""
 
     def key(self, epoch: int) -> int:
         """Return the epoch number that enters the permutation."""

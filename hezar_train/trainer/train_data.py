@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import DataLoader
 
 from hezar_train.config import TrainerConfig
-from hezar_train.data import Order, Source, Splits, open_source
-from hezar_train.errors import ConfigError, DataError, a_kind, choices, suggestion
+from hezar_train.data import ByLength, LengthOf, Lengths, LengthSettings, Order, Source, Splits, open_source
+from hezar_train.data.lengths import fingerprint_of, measure
+from hezar_train.data.sources import refuse_without_lengths
+from hezar_train.errors import CheckpointError, ConfigError, DataError, a_kind, choices, suggestion
 from hezar_train.hooks import Stopping
 from hezar_train.hooks.early_stopping import metric_key_of, objective_of
 from hezar_train.metrics import MetricsHandler
 from hezar_train.plan import End, Plan, make_plan, one_pass, steps_of
-from hezar_train.runtime import Runtime, logger
+from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.state import TrainerState
 
-__all__ = ["NamedSet", "RunSetup", "TrainData", "evaluation_sets", "named_sets", "one_set", "size_of"]
+__all__ = ["LengthFinder", "NamedSet", "RunSetup", "TrainData", "evaluation_sets", "named_sets", "one_set", "size_of"]
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,11 @@ class TrainData:
         collator: Callable[[list[Any]], Any] | None,
         create_train_dataloader: Callable[[Any], Source | DataLoader[Any]],
         create_eval_dataloader: Callable[[Any], Source | DataLoader[Any]],
+        lengths: LengthFinder,
     ) -> None:
         """The two functions are the trainer's methods: a user may return any DataLoader from them."""
-        self._runtime, self._collator = runtime, collator
+        self._runtime, self._collator, self._lengths = runtime, collator, lengths
+        self._measured: tuple[Any, Lengths] | None = None
         self._create_train, self._create_eval = create_train_dataloader, create_eval_dataloader
 
     def setup(self, config: TrainerConfig, splits: Splits, handler: MetricsHandler) -> RunSetup:
@@ -94,7 +100,23 @@ class TrainData:
 
     def open(self, config: TrainerConfig, data: Any, *, training: bool = True) -> Source:
         """Open data in the order of training, or of evaluation."""
-        return open_source(data, self._collator, self._order(config, training=training))
+        order = self._order(config, training=training)
+        if training and config.uses_lengths:
+            order = replace(order, by_length=self._by_length(config, data, order))
+        return open_source(data, self._collator, order)
+
+    def _by_length(self, config: TrainerConfig, data: Any, order: Order) -> ByLength:
+        """Say what the lengths of data decide; they are measured once, by the main process."""
+        refuse_without_lengths(data)
+        if self._measured is None or self._measured[0] is not data:
+            self._measured = data, self._lengths.of(data, config.length_column, config.seed)
+        return ByLength(
+            self._measured[1],
+            LengthSettings(
+                config.group_by_length, config.global_batch_tokens, config.max_tokens_per_batch, config.packing
+            ),
+            seed=order.seed, shuffle=order.shuffle, reshuffle=order.reshuffle,
+        )  # fmt: skip
 
     def train_source(self, setup: RunSetup) -> Source:
         """Open the training data once more, for a routine beside the run."""
@@ -131,7 +153,46 @@ class TrainData:
         asked.drop_last = asked.drop_last or source.drop_last
         if source.num_batches is not None:  # a batch sampler counts batches, not samples
             asked.max_steps = _max_steps_of(asked, source.num_batches * asked.num_epochs)
-        return make_plan(asked, source.num_samples, self._runtime.num_processes, source.batch_size)
+        counter = getattr(source, "by_length", None)
+        if counter is None and asked.uses_lengths:
+            raise DataError(
+                "create_train_dataloader() returned a source of its own, whose batches the lengths of samples cannot "
+                "decide. Leave group_by_length, global_batch_tokens, max_tokens_per_batch and packing out."
+            )
+        return make_plan(asked, source.num_samples, self._runtime.num_processes, source.batch_size, counter)
+
+
+@dataclass(frozen=True)
+class LengthFinder:
+    """Find the lengths of samples: measured by the main process, or in the run's folder if they are those of the data.
+
+    Nothing is written here: a run writes the file when it begins.
+    """
+
+    processes: Processes
+    file: Path
+    length_of: LengthOf | None
+    """The user's own `sample_length`; None: by a column or the token ids."""
+
+    def of(self, data: Any, column: str | None, seed: int) -> Lengths:
+        """Return the lengths of data, on all processes."""
+        found = self.processes.on_main(lambda: self._find(data, column, seed))
+        if self.processes.count == 1 and found is not None:
+            return found
+        tokens = self.processes.share_numbers(None if found is None else torch.from_numpy(found.tokens))
+        return found or Lengths(tokens.numpy())
+
+    def _find(self, data: Any, column: str | None, seed: int) -> Lengths:
+        fingerprint = fingerprint_of(data, column, self.length_of)
+        if fingerprint and self.file.is_file():
+            try:
+                kept = Lengths.load(self.file, len(data))
+            except (CheckpointError, OSError) as error:
+                logger.warning("the lengths of the samples are measured again: %s", error)
+            else:
+                if kept.fingerprint == fingerprint:
+                    return kept
+        return measure(data, column, self.length_of, seed)
 
 
 def _made(method: str, made: Any) -> Any:
