@@ -19,6 +19,7 @@ from hezar_train.data.by_length import ByLength, LengthSettings
 from hezar_train.data.collators import (
     CharLevelOCRDataCollator,
     ImageCaptioningDataCollator,
+    PackingDataCollator,
     SequenceLabelingDataCollator,
     SpeechRecognitionDataCollator,
     TextGenerationDataCollator,
@@ -49,6 +50,7 @@ __all__ = [
     "LengthSettings",
     "Lengths",
     "Order",
+    "PackingDataCollator",
     "Permutation",
     "RangedSampler",
     "SequenceLabelingDataCollator",

@@ -35,21 +35,25 @@ made, 8 afterwards. The plan does so once for every epoch of the run, when the t
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hezar_train.data.sampler import Indices, Permutation
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, DataError
 from hezar_train.plan import UNLIMITED, EpochCount, Plan, WindowSpan
 
 if TYPE_CHECKING:
     from hezar_train.data.lengths import Lengths
+    from hezar_train.data.windows import SampleIndices
 
 __all__ = ["ByLength", "Cut", "EpochOrder", "LengthSettings", "cut_by_tokens", "most_that_fit"]
+
+logger = logging.getLogger(__name__)
 
 NUM_FILLER_ITEMS = 2  # because batch normalisation refuses one
 GROUPED = 64
@@ -96,6 +100,7 @@ class ByLength:
         self.lengths, self.settings = lengths, settings
         self._seed, self._shuffle, self._reshuffle = seed, shuffle, reshuffle
         self._last: tuple[tuple[int, int], EpochOrder] | None = None
+        self._has_told = False
         for limit, field in (
             (settings.window_tokens, "global_batch_tokens"),
             (settings.step_tokens, "max_tokens_per_batch"),
@@ -144,6 +149,26 @@ class ByLength:
         bound = self.settings.step_tokens
         is_too_long = bound is not None and int(self.lengths.tokens[both].max()) * len(both) > bound
         return both[-1:] if is_too_long else both
+
+    def refuse_other_lengths(self, batch: Any, indices: SampleIndices) -> None:
+        """Raise if a batch has another number of tokens than its samples were measured to have, if that can be seen."""
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if ids is None or not (self.settings.packs or self.settings.step_tokens):
+            return
+        tokens = self.lengths.tokens[np.asarray(indices, dtype=np.int64)]
+        found = int(np.prod(ids.shape))
+        if self.settings.packs and found != (measured := int(tokens.sum())):
+            raise DataError(
+                f"a packed batch has {found} tokens, and its samples were measured to have {measured}: they have "
+                "changed, or lengths are not those of input_ids. Let every sample have one length, in every epoch."
+            )
+        bound = self.settings.step_tokens
+        if bound is not None and found > bound and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "a batch has %d tokens with its padding, more than max_tokens_per_batch=%d: the collator pads further "
+                "than to the longest sample, or lengths are not those of input_ids.", found, bound,
+            )  # fmt: skip
 
     def count(self, plan: Plan, epoch: int, num_processes: int, most_updates: int = UNLIMITED) -> EpochCount:
         """Count the updates of an epoch, at most so many, with their samples and their steps on so many processes."""

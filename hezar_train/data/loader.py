@@ -71,7 +71,7 @@ class WindowFetcher:
 
     def __init__(self, fetch: Fetch, order: Order) -> None:
         self._fetch = fetch
-        self._num_workers, self._pin_memory = order.num_workers, order.pin_memory
+        self._num_workers, self._pin_memory, self._by_length = order.num_workers, order.pin_memory, order.by_length
         self._pool: WorkerPool | None = None
         self.fewer_rows: tuple[int, int] | None = None
         """Rows and samples of the first batch that has fewer rows than samples."""
@@ -82,7 +82,10 @@ class WindowFetcher:
             self._pool = WorkerPool(self._fetch, self._num_workers, self._pin_memory)
         requests = ((epoch, part, window) for window in windows for part in window.indices)
         for batch, window in fetched(requests, self._fetch, self._pool):
-            self._compare(batch, len(window.indices[len(window.batches)]))
+            indices = window.indices[len(window.batches)]
+            self._compare(batch, len(indices))
+            if self._by_length is not None:
+                self._by_length.refuse_other_lengths(batch, indices)
             window.batches.append(batch)
             if len(window.batches) == len(window.indices):
                 yield window
@@ -110,6 +113,8 @@ def num_rows(batch: Any, num_samples: int) -> int | None:
 
     Where the second dimension of all tensors is that of the samples, they come time first.
     """
+    if isinstance(batch, Mapping) and isinstance(positions := batch.get("position_ids"), torch.Tensor):
+        return int((positions == 0).sum()) if len(positions) == 1 else len(positions)  # packed: each begins at 0
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     shapes = [part.shape for part in parts if isinstance(part, torch.Tensor | np.ndarray) and part.ndim]
     if not shapes or all(len(shape) > 1 and shape[1] == num_samples for shape in shapes):

@@ -16,7 +16,17 @@ import torch
 from torch.utils.data import DataLoader
 
 from hezar_train.config import TrainerConfig
-from hezar_train.data import ByLength, LengthOf, Lengths, LengthSettings, Order, Source, Splits, open_source
+from hezar_train.data import (
+    ByLength,
+    LengthOf,
+    Lengths,
+    LengthSettings,
+    Order,
+    PackingDataCollator,
+    Source,
+    Splits,
+    open_source,
+)
 from hezar_train.data.lengths import fingerprint_of, measure
 from hezar_train.data.sources import refuse_without_lengths
 from hezar_train.errors import CheckpointError, ConfigError, DataError, a_kind, choices, suggestion
@@ -103,7 +113,19 @@ class TrainData:
         order = self._order(config, training=training)
         if training and config.uses_lengths:
             order = replace(order, by_length=self._by_length(config, data, order))
-        return open_source(data, self._collator, order)
+        collator = self._packing_collator(data, training=training) if config.packing else self._collator
+        return open_source(data, collator, order)
+
+    def _packing_collator(self, data: Any, *, training: bool) -> Callable[[list[Any]], Any]:
+        """Return what joins samples to a row; where they are measured one by one, what makes a row of each."""
+        given = self._collator or getattr(data, "data_collator", None) or PackingDataCollator()
+        if not getattr(given, "packs", False):
+            raise ConfigError(
+                f"packing=True, and the data_collator is {a_kind(given)}, which does not pack. Leave it out, pass "
+                "PackingDataCollator() of hezar_train.data, or give yours `packs = True` and a method `padded`."
+            )
+        chosen: Callable[[list[Any]], Any] = given if training else getattr(given, "padded", given)
+        return chosen
 
     def _by_length(self, config: TrainerConfig, data: Any, order: Order) -> ByLength:
         """Say what the lengths of data decide; they are measured once, by the main process."""
