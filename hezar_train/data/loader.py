@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from hezar_train.data.by_length import ByLength
+from hezar_train.data.by_length import ByLength, Cut
 from hezar_train.data.collators import default_collator
 from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.sampler import Indices, RangedSampler
@@ -319,6 +319,21 @@ class MapSource:
             return self._fetcher.filled(cut, epoch)
         spans = plan.windows(position, steps_left, samples_left)
         return self._fetcher.filled(self._with_indices(plan, spans, epoch, position), epoch)
+
+    def cut(self, cuts: Iterable[Cut]) -> Iterator[Window]:
+        """Yield windows of samples that are cut for the processes already, each a single step."""
+        rank = self._order.rank
+
+        def windows() -> Iterator[Window]:
+            first = 0
+            for samples, sizes in cuts:
+                start, size = sum(sizes[:rank]), sizes[rank]
+                window = Window(first, len(samples), False, [], sizes=[size], firsts=[first + start], is_reordered=True)
+                window.indices = [share_or_filler(samples, start, size)]
+                first += len(samples)
+                yield window
+
+        return self._fetcher.filled(windows(), 0)
 
     def restore(self, cursor: Any) -> None:
         """Nothing to do: the position says it all."""

@@ -84,6 +84,9 @@ class Window:
     cursor: Any = None
     """The data's own state after this window, where a position does not say it all."""
 
+    is_reordered: bool = False
+    """Whether an evaluation takes the samples in another order than the data's, so that `firsts` do not name them."""
+
     weights: list[float] = field(default_factory=list)
     total_weight: float = 0.0
 

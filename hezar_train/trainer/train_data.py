@@ -25,19 +25,24 @@ from hezar_train.data import (
     PackingDataCollator,
     Source,
     Splits,
+    is_stream,
     open_source,
 )
+from hezar_train.data.by_length import Cut, cut_for_evaluation
 from hezar_train.data.lengths import fingerprint_of, measure
 from hezar_train.data.sources import refuse_without_lengths
-from hezar_train.errors import CheckpointError, ConfigError, DataError, a_kind, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, DataError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.hooks import Stopping
 from hezar_train.hooks.early_stopping import metric_key_of, objective_of
 from hezar_train.metrics import MetricsHandler
-from hezar_train.plan import End, Plan, make_plan, one_pass, steps_of
+from hezar_train.plan import UNLIMITED, End, Plan, make_plan, one_pass, steps_of
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.state import TrainerState
 
 __all__ = ["LengthFinder", "NamedSet", "RunSetup", "TrainData", "evaluation_sets", "named_sets", "one_set", "size_of"]
+
+MOST_MEASURED = 8
+"""Sets of data whose lengths are kept."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class TrainData:
     ) -> None:
         """The two functions are the trainer's methods: a user may return any DataLoader from them."""
         self._runtime, self._collator, self._lengths = runtime, collator, lengths
-        self._measured: tuple[Any, Lengths] | None = None
+        self._measured: list[tuple[Any, Lengths]] = []
         self._create_train, self._create_eval = create_train_dataloader, create_eval_dataloader
 
     def setup(self, config: TrainerConfig, splits: Splits, handler: MetricsHandler) -> RunSetup:
@@ -130,10 +135,8 @@ class TrainData:
     def _by_length(self, config: TrainerConfig, data: Any, order: Order) -> ByLength:
         """Say what the lengths of data decide; they are measured once, by the main process."""
         refuse_without_lengths(data)
-        if self._measured is None or self._measured[0] is not data:
-            self._measured = data, self._lengths.of(data, config.length_column, config.seed)
         return ByLength(
-            self._measured[1],
+            self._lengths_of(config, data),
             LengthSettings(
                 config.group_by_length, config.global_batch_tokens, config.max_tokens_per_batch, config.packing
             ),
@@ -148,6 +151,27 @@ class TrainData:
         """Open evaluation data, by `create_eval_dataloader`."""
         made = _made("create_eval_dataloader", self._create_eval(data))
         return self.open(config, made, training=False) if isinstance(made, DataLoader) else made
+
+    def eval_cuts(self, config: TrainerConfig, data: Any, source: Source) -> list[Cut] | None:
+        """Cut evaluation data into batches by its lengths; None where those are not known, or not for us to use."""
+        if not config.uses_lengths or not hasattr(source, "cut") or isinstance(data, DataLoader) or is_stream(data):
+            return None
+        try:
+            lengths = self._lengths_of(config, data)
+        except HezarTrainError as error:
+            logger.info("evaluation batches are in the order of the data: %s", error)
+            return None
+        bound = config.max_tokens_per_batch or config.global_batch_tokens or UNLIMITED
+        most = UNLIMITED if config.global_batch_tokens and config.eval_batch_size is None else source.batch_size
+        return cut_for_evaluation(lengths, bound, most, self._runtime.num_processes)
+
+    def _lengths_of(self, config: TrainerConfig, data: Any) -> Lengths:
+        """Return the lengths of data, measured once, by the main process."""
+        found = next((lengths for known, lengths in self._measured if known is data), None)
+        if found is None:
+            found = self._lengths.of(data, config.length_column, config.seed)
+            self._measured = [*self._measured[1 - MOST_MEASURED :], (data, found)]
+        return found
 
     def _train_source(self, config: TrainerConfig, data: Any) -> Source:
         made = _made("create_train_dataloader", self._create_train(data))

@@ -110,3 +110,15 @@ def test_a_packed_run_that_was_killed_ends_bit_by_bit_like_the_unbroken_one(coun
     names = [tmp_path / name / "ledger.jsonl" for name in ("whole", "killed")]
     assert names[0].read_bytes() == names[1].read_bytes()
     assert audit_run(packed(tmp_path / "killed").config).problems == []
+
+
+def test_an_evaluation_by_length_is_the_same_on_three_processes(tmp_path: Path) -> None:
+    def evaluated() -> dict[str, float]:
+        found: dict[str, float] = build(
+            "variable lengths", tmp_path, dtype=torch.float64, **TOKENS, eval_batch_size=2
+        ).evaluate()
+        return found
+
+    (alone,) = on_ranks(1, evaluated)
+    for found in on_ranks(3, evaluated):
+        assert found == pytest.approx(alone, rel=1e-12)

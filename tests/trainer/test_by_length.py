@@ -277,3 +277,42 @@ def test_what_counts_steps_in_other_ways_is_refused(tmp_path: Path) -> None:
         build(tmp_path, **BY_TOKENS).finetune()
     with pytest.raises(ConfigError, match="are planned for one model"):
         MultiModelTrainer(TrainerConfig(tmp_path, **BY_TOKENS), {"one": Tagger(), "two": Tagger()}, rows())
+
+
+@pytest.mark.parametrize("settings", [{**BY_TOKENS, "eval_batch_size": 4}, {"group_by_length": True, "batch_size": 8}])
+def test_an_evaluation_by_length_finds_what_one_in_order_finds(settings: dict[str, Any], tmp_path: Path) -> None:
+    data, seen = rows(50, seed=3), Seen()
+    plain = build(tmp_path, batch_size=1, bootstrap_samples=20)
+    by_length = build(tmp_path, **settings, bootstrap_samples=20)
+    by_length.hooks_in_eval.register(seen.on_batch_forward, "on_batch_forward")
+    seen.attach(by_length)
+    found, expected = by_length.evaluate(data), plain.evaluate(data)
+    assert found == pytest.approx(expected, rel=1e-6)
+    counted = [name for name in expected if not name.startswith("loss")]
+    assert [found[name] for name in counted] == [expected[name] for name in counted]
+    worst, usual = (one.last_evaluation[""].worst_samples for one in (by_length, plain))
+    told = [[(row["sample"], row["prediction"]) for row in listed] for listed in (worst, usual)]
+    assert told[0] == told[1]
+    assert max(width * count for count, width in seen.shapes) <= settings.get("max_tokens_per_batch", 8 * LONGEST)
+    lengths = {number: len(one["input_ids"]) for number, one in enumerate(data)}
+    assert sum(count * width for count, width in seen.shapes) < 1.25 * sum(lengths.values())
+    assert sorted(seen.updates[0]) == list(range(50))
+
+
+def test_what_must_be_in_order_is_evaluated_in_order(tmp_path: Path) -> None:
+    data = rows(50, seed=3)
+    plain, by_length = build(tmp_path, batch_size=1), build(tmp_path, **BY_TOKENS)
+    assert by_length.predict(data) == plain.predict(data)
+    limited = build(tmp_path, **BY_TOKENS, max_eval_batches=7)
+    assert limited.evaluate(data) == build(tmp_path, batch_size=1, max_eval_batches=7).evaluate(data)
+    assert by_length.evaluate(DataLoader(data, collate_fn=pad))["loss"] == plain.evaluate(data)["loss"]
+    numbers = [int(batch["number"]) for batch in by_length.parts.evaluator.batches(data)]
+    assert numbers == list(range(50))
+
+
+def test_data_of_unknown_lengths_is_evaluated_in_order(tmp_path: Path) -> None:
+    trainer = build(
+        tmp_path, [{**one, "size": len(one["input_ids"])} for one in rows()], **BY_TOKENS, length_column="size"
+    )
+    plain = build(tmp_path, batch_size=1)
+    assert trainer.evaluate(rows(20)) == plain.evaluate(rows(20))
