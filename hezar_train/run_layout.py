@@ -3,6 +3,7 @@
     RUN/
       train_config.yaml  plan.json  recipe.json  environment.json    what was asked for, and each start
       ledger.jsonl  best.json  hub.json  lock                        what was done, and who is doing it
+      lengths.bin                                                    how long each sample is, where that counts
       report.html  curves.png  lr_finder.png                         a page and pictures
       evaluations/{step}.json  evaluations/{step}/                   results, and pictures of samples
       logs/{start}_{host}/                                           metrics.json  training_logs.csv  events.out...
@@ -52,6 +53,7 @@ __all__ = [
     "HUB_FILE",
     "HUB_STAGING_FOLDER",
     "LEDGER_FILE",
+    "LENGTHS_FILE",
     "LOCK_FILE",
     "LOGS_FOLDER",
     "LR_FINDER_FILE",
@@ -83,6 +85,7 @@ PLAN_FILE = "plan.json"
 RECIPE_FILE = "recipe.json"
 STARTS_FILE = "environment.json"
 LEDGER_FILE = "ledger.jsonl"
+LENGTHS_FILE = "lengths.bin"
 BEST_FILE = "best.json"
 HUB_FILE = "hub.json"
 LOCK_FILE = "lock"
@@ -129,7 +132,7 @@ HEZAR_CONFIG_FILE = "model_config.yaml"
 LOG_SUFFIXES = (".json", ".jsonl")
 WRITTEN = (
     *(LOCK_FILE, LEDGER_FILE, f"{LEDGER_FILE}{DROPPED_SUFFIX}", PLAN_FILE, RECIPE_FILE, STARTS_FILE, BEST_FILE),
-    *(HUB_FILE, CONFIG_FILE, EVALUATIONS_FOLDER, HUB_STAGING_FOLDER),
+    *(HUB_FILE, CONFIG_FILE, LENGTHS_FILE, EVALUATIONS_FOLDER, HUB_STAGING_FOLDER),
 )
 """What a run writes, cuts or deletes under a fixed name; reports and pictures only ever take the place of another."""
 
@@ -183,6 +186,7 @@ class RunLayout:
         self.exports = self.root / EXPORTS_FOLDER
         self.ledger = self.root / LEDGER_FILE
         self.plan = self.root / PLAN_FILE
+        self.lengths = self.root / LENGTHS_FILE
         self.config = self.root / CONFIG_FILE if config is None else config
         self.best = self.root / BEST_FILE
         self.recipe = self.root / RECIPE_FILE

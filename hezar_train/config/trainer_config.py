@@ -285,7 +285,7 @@ class TrainerConfig(  # the last parent's fields come first
             yield f"optimizer={str(self.optimizer)!r} is an old spelling of {self.optimizer_name!r}"
         if self.lr_scheduler is not None and self.lr_scheduler.lower() in SCHEDULER_ALIASES:
             yield f"lr_scheduler={str(self.lr_scheduler)!r} is an old spelling of {self.scheduler_name!r}"
-        accumulation = self.gradient_accumulation_steps
+        accumulation = 1 if self.counts_tokens else self.gradient_accumulation_steps  # tokens: periods count updates
         for name in PERIODS:
             period = getattr(self, name)
             if isinstance(period, int) and period != 1 and period % accumulation:  # 1 plainly means every update

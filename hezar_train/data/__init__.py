@@ -5,6 +5,8 @@ The modules:
     splits      what is trained on and what is evaluated on
     loader      any form of data becomes a source of windows
     sampler     the order of an epoch
+    lengths     how long each sample is
+    by_length   the order, the updates and the micro-batches that lengths decide
     windows     the micro-batches of one update, cut for the processes
     streams     sources of data that keeps its own place
     fetch       from indices to batches, in this process or in workers
@@ -13,9 +15,11 @@ The modules:
     failures    errors of a user's own dataset or collator, with the sample they are about
 """
 
+from hezar_train.data.by_length import ByLength, LengthSettings
 from hezar_train.data.collators import (
     CharLevelOCRDataCollator,
     ImageCaptioningDataCollator,
+    PackingDataCollator,
     SequenceLabelingDataCollator,
     SpeechRecognitionDataCollator,
     TextGenerationDataCollator,
@@ -23,6 +27,7 @@ from hezar_train.data.collators import (
     default_collator,
 )
 from hezar_train.data.failures import form_of, note_samples, unfit_values
+from hezar_train.data.lengths import LengthOf, Lengths, length_of_sample
 from hezar_train.data.sampler import Permutation, RangedSampler
 from hezar_train.data.seeding import (
     preserved_randomness,
@@ -38,9 +43,14 @@ from hezar_train.data.windows import Order, Source, Window, batch_length, cut_wi
 
 __all__ = [
     "SPLITS",
+    "ByLength",
     "CharLevelOCRDataCollator",
     "ImageCaptioningDataCollator",
+    "LengthOf",
+    "LengthSettings",
+    "Lengths",
     "Order",
+    "PackingDataCollator",
     "Permutation",
     "RangedSampler",
     "SequenceLabelingDataCollator",
@@ -57,6 +67,7 @@ __all__ = [
     "form_of",
     "is_splits",
     "is_stream",
+    "length_of_sample",
     "note_samples",
     "open_source",
     "parse_splits",

@@ -15,6 +15,7 @@ does it for windows whose indices are known. Other forms of data than one with a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -28,11 +29,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from hezar_train.data.by_length import ByLength, Cut
 from hezar_train.data.collators import default_collator
 from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.sampler import Indices, RangedSampler
 from hezar_train.data.seeding import DrawWatch, sample_seed, seed_python_numpy_torch
-from hezar_train.data.windows import Order, SampleIndices, Window, rank_ranges, share_or_filler
+from hezar_train.data.windows import Order, Remaining, SampleIndices, Window, rank_ranges, share_or_filler
 from hezar_train.errors import TrainingInterrupted
 from hezar_train.plan import UNLIMITED, Plan, WindowSpan
 
@@ -73,7 +75,7 @@ class WindowFetcher:
 
     def __init__(self, fetch: Fetch, order: Order) -> None:
         self._fetch = fetch
-        self._num_workers, self._pin_memory = order.num_workers, order.pin_memory
+        self._num_workers, self._pin_memory, self._by_length = order.num_workers, order.pin_memory, order.by_length
         self._pool: WorkerPool | None = None
         self.fewer_rows: tuple[int, int] | None = None
         """Rows and samples of the first batch that has fewer rows than samples."""
@@ -84,7 +86,10 @@ class WindowFetcher:
             self._pool = WorkerPool(self._fetch, self._num_workers, self._pin_memory)
         requests = ((epoch, part, window) for window in windows for part in window.indices)
         for batch, window in fetched(requests, self._fetch, self._pool):
-            self._compare(batch, len(window.indices[len(window.batches)]))
+            indices = window.indices[len(window.batches)]
+            self._compare(batch, len(indices))
+            if self._by_length is not None:
+                self._by_length.refuse_other_lengths(batch, indices)
             window.batches.append(batch)
             if len(window.batches) == len(window.indices):
                 yield window
@@ -112,6 +117,8 @@ def num_rows(batch: Any, num_samples: int) -> int | None:
 
     Where the second dimension of all tensors is that of the samples, they come time first.
     """
+    if isinstance(batch, Mapping) and isinstance(positions := batch.get("position_ids"), torch.Tensor):
+        return int((positions == 0).sum()) if len(positions) == 1 else len(positions)  # packed: each begins at 0
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     shapes = [part.shape for part in parts if isinstance(part, torch.Tensor | np.ndarray) and part.ndim]
     if not shapes or all(len(shape) > 1 and shape[1] == num_samples for shape in shapes):
@@ -349,6 +356,7 @@ class MapSource:
         self.num_samples: int | None = len(dataset)
         self.batch_size = order.batch_size
         self.fetch = batch_fetcher(dataset, collate, order.seed)
+        self.by_length = order.by_length
         self._order = order
         self._fetcher = WindowFetcher(self.fetch, order)
 
@@ -360,8 +368,26 @@ class MapSource:
     def windows(
         self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
     ) -> Iterator[Window]:
+        if plan.counts_tokens and self.by_length is not None:
+            cut = self._cut_by_tokens(self.by_length, plan, epoch, position, Remaining(steps_left, samples_left))
+            return self._fetcher.filled(cut, epoch)
         spans = plan.windows(position, steps_left, samples_left)
-        return self._fetcher.filled(self._with_indices(spans, epoch, position), epoch)
+        return self._fetcher.filled(self._with_indices(plan, spans, epoch, position), epoch)
+
+    def cut(self, cuts: Iterable[Cut]) -> Iterator[Window]:
+        """Yield windows of samples that are cut for the processes already, each a single step."""
+        rank = self._order.rank
+
+        def windows() -> Iterator[Window]:
+            first = 0
+            for samples, sizes in cuts:
+                start, size = sum(sizes[:rank]), sizes[rank]
+                window = Window(first, len(samples), False, [], sizes=[size], firsts=[first + start], is_reordered=True)
+                window.indices = [share_or_filler(samples, start, size)]
+                first += len(samples)
+                yield window
+
+        return self._fetcher.filled(windows(), 0)
 
     def restore(self, cursor: Any) -> None:
         """Nothing to do: the position says it all."""
@@ -369,15 +395,10 @@ class MapSource:
     def close(self) -> None:
         self._fetcher.close()
 
-    def _with_indices(self, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
+    def _with_indices(self, plan: Plan, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
         """Yield each window with the indices of this process's micro-batches, not yet fetched."""
         order = self._order
-        num_samples = self.num_samples or 0
-        start = min(position, num_samples)  # the data may have shrunk
-        sampler = RangedSampler(
-            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
-        )
-        take = _IndexReader(sampler.chunks()).take
+        take = _IndexReader(self._chunks(plan, epoch, position)).take
         cells: list[tuple[int, int]] = []
         cut: tuple[int, int] | None = None
         for span in spans:
@@ -389,6 +410,37 @@ class MapSource:
             window.indices = [share_or_filler(indices, *cell) for cell in cells]
             window.sizes = [size for _, size in cells]
             window.firsts = [span.first + first for first, _ in cells]
+            yield window
+
+    def _chunks(self, plan: Plan, epoch: int, position: int) -> Iterator[Indices]:
+        """Yield the order of an epoch from a position on, in arrays."""
+        order, num_samples = self._order, self.num_samples or 0
+        start = min(position, num_samples)  # the data may have shrunk
+        if self.by_length is not None:
+            return iter([self.by_length.order(epoch, plan.window_samples).samples[start:]])
+        return RangedSampler(
+            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
+        ).chunks()
+
+    def _cut_by_tokens(
+        self, by_length: ByLength, plan: Plan, epoch: int, position: int, left: Remaining
+    ) -> Iterator[Window]:
+        """Yield each window with the indices of this process's micro-batches; no window is cut short for steps."""
+        rank, num_processes, steps_left = self._order.rank, self._order.num_processes, left.steps
+        samples = by_length.order(epoch, plan.window_samples).samples
+        for span in by_length.spans(plan, epoch, min(position, len(samples)), left.samples):
+            if steps_left <= 0:
+                return
+            cut = by_length.cut(samples[span.first : span.first + span.count], num_processes, plan.batch_size)
+            window = Window(span.first, span.count, span.ends_epoch, [])
+            window.sizes = cut.sizes[rank::num_processes]
+            starts = list(itertools.accumulate(cut.sizes, initial=0))[rank:-1:num_processes]
+            window.firsts = [span.first + start for start in starts]
+            window.indices = [
+                cut.samples[start : start + size] if size else by_length.filler(cut.samples)
+                for start, size in zip(starts, window.sizes, strict=True)
+            ]
+            steps_left -= len(window.sizes)
             yield window
 
 

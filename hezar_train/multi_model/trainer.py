@@ -85,6 +85,11 @@ class MultiModelTrainer(Trainer):
         self.model_hooks = {name: HookSet() for name in self.model_names}
         if config.precision == "fp16":
             raise ConfigError("mixed_precision='fp16' scales the loss of one optimizer; use 'bf16' for several models")
+        if config.counts_tokens:
+            raise ConfigError(
+                "global_batch_tokens and max_tokens_per_batch are planned for one model; several count samples. Set "
+                "global_batch_size or batch_size (group_by_length goes with them)"
+            )
         if config.sharding != "none":
             raise ConfigError("sharding='full' cuts one model; several are trained with sharding='none'")
         super().__init__(config, ModelDict(self.models), train_dataset, eval_dataset, **others)

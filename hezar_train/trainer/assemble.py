@@ -48,6 +48,7 @@ from hezar_train.trainer.loss_weight import Weigher, counts_labels, label_counte
 from hezar_train.trainer.model_runner import DeviceHold, ModelRunner, Regularizer, build_criterion, find_regularizer
 from hezar_train.trainer.optimizer_setup import FirstSettings
 from hezar_train.trainer.own_code import OwnSteps, weighed_backward
+from hezar_train.trainer.packed_model import refuse_lone_samples, refuse_unpackable
 from hezar_train.trainer.run_actions import RunActions
 from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.run_status import RunStatus
@@ -148,6 +149,8 @@ def assemble(
     hold = DeviceHold(model, runtime.device, offloads=config.offload_after_routine)
     criterion, regularizer = build_criterion(config.criterion), find_regularizer(config.regularizer)
     weigher, count_labels = _weigher(given)
+    if config.uses_lengths and not setup.only_for_eval:
+        _refuse_model(given, weighs_labels=given.batch_weight is not None or count_labels is not None)
     data_parallel = data_parallel_of(model, runtime)
     joined = data_parallel if runtime.num_processes > 1 else None
     optimization = Optimization(
@@ -199,6 +202,16 @@ def _weigher(given: Given) -> tuple[Weigher, Callable[[Any], float] | None]:
     by_labels = counts_labels(config.loss_weight, config.task, bare)
     count_labels = label_counter(config.task, bare) if by_labels else None
     return Weigher(given.batch_weight or count_labels, given.runtime.processes), count_labels
+
+
+def _refuse_model(given: Given, *, weighs_labels: bool) -> None:
+    """Raise if the model cannot be trained on batches that lengths decide."""
+    setup, config = given.setup, given.setup.config
+    if config.counts_tokens:
+        refuse_lone_samples(given.model)
+    if config.packing:
+        lengths = setup.source.by_length.lengths  # type: ignore[attr-defined]
+        refuse_unpackable(given.model, given.runtime, lengths, weighs_labels=weighs_labels)
 
 
 def _units(given: Given, count_labels: object) -> str:

@@ -421,7 +421,10 @@ class Checkpointing:
 
     def _facts(self) -> dict[str, Any]:
         source = self._setup.source
+        by_length = getattr(source, "by_length", None)
+        lengths = {} if by_length is None else {"lengths of the samples": by_length.lengths.digest}
         return {
+            **lengths,
             "order of the data": type(source).__name__,
             "shuffle": getattr(source, "is_shuffled", None),
             "drop_last": source.drop_last or self._setup.config.drop_last,
@@ -635,6 +638,8 @@ def _set_weight_decay(optimizer: Optimizer, config: TrainerConfig, model: nn.Mod
 
 def _cut_window(checkpoint: Checkpoint, old: Plan, new: Plan) -> list[str]:
     """Tell of an update that an earlier `max_steps` cut short: a longer run would have made it whole."""
+    if old.counts_tokens:  # then runs end after whole updates
+        return []
     state = TrainerState.from_dict(checkpoint.state())
     is_cut = state.position % old.window_samples and not state.epoch_finished
     if not is_cut or old.num_samples is None or new.counted_steps <= old.counted_steps:

@@ -86,6 +86,11 @@ class Finetuning:
 
     def _plan(self, source: Source) -> Plan:
         """Work out a call's length."""
+        if self._config.counts_tokens:
+            raise ConfigError(
+                "finetune() counts finetune_steps in steps, and with global_batch_tokens or max_tokens_per_batch the "
+                "steps of an update depend on its samples. Finetune with a Trainer whose config counts samples."
+            )
         config = copy.copy(self._config)
         config.local_update_steps, config.batch_or_epoch = config.finetune_steps, config.finetune_batch_or_epoch
         return make_plan(config, source.num_samples, self._runtime.num_processes, source.batch_size)

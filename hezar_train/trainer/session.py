@@ -238,6 +238,8 @@ class RunSession:
         self.checkpointing.take_over_folder()
         self.setup.config.save(self.folder.root, self.config_file)
         self.setup.plan.save(self.folder.plan)
+        if (by_length := getattr(self.setup.source, "by_length", None)) is not None:
+            by_length.lengths.save(self.folder.lengths)
         self._record_environment()
 
     def _record_environment(self) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.config.names import tells_unknown_arguments
-from hezar_train.data import Source, Splits, batch_length, seed_device
+from hezar_train.data import Source, Splits, batch_length, length_of_sample, seed_device
 from hezar_train.errors import ConfigError, DataError, HookError, HookTypeError, a_kind, choices
 from hezar_train.events import EventStorage, EventWriter, is_same_number, load_csv
 from hezar_train.hooks.periodic import Checkpointed
@@ -73,7 +73,7 @@ from hezar_train.trainer.reconfigure import (
 from hezar_train.trainer.report_samples import Drawn
 from hezar_train.trainer.run_files import RunFolder, append_row
 from hezar_train.trainer.run_status import RoutineResult
-from hezar_train.trainer.train_data import RunSetup, ScheduleDefaults, TrainData, size_of
+from hezar_train.trainer.train_data import LengthFinder, RunSetup, ScheduleDefaults, TrainData, size_of
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
@@ -185,8 +185,9 @@ class Trainer:
         self.state = TrainerState()  # until the parts are made: a loader may ask for the place, which is the trainer's
         named = ScheduleDefaults(self.default_lr_scheduler, self.default_lr_scheduling_steps, lr_scheduler is not None)
         self.data = TrainData(
-            self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader, named
-        )
+            self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader, named,
+            LengthFinder(self.runtime.processes, self.folder.lengths, self._own_sample_length),
+        )  # fmt: skip
         self.setup = self.data.setup(self.config, self.splits, self.metrics_handler)
         found = choose_checkpoint(self.config, self.folder, self.runtime.processes)
         self.setup = self.setup if found is None else going_on(self.setup, found)
@@ -204,6 +205,11 @@ class Trainer:
             self.parts.session.restore(found)
         elif self.config.init_weights_from is not None:
             self.parts.checkpointing.load_initial_weights(self.config.init_weights_from)
+
+    @property
+    def _own_sample_length(self) -> Callable[[Any], int] | None:
+        """The user's own `sample_length`; None: there is none."""
+        return None if type(self).sample_length is Trainer.sample_length else self.sample_length
 
     def _use_splits(self, splits: Splits) -> None:
         self.splits, self.train_dataset, self.eval_dataset = splits, splits.train, splits.for_evaluation
@@ -437,6 +443,10 @@ class Trainer:
         """Count the units that a batch's loss is the mean of; sees the batch as it was collated, on the CPU."""
         count = self.parts.count_labels
         return float(batch_length(batch)) if count is None else count(batch)
+
+    def sample_length(self, sample: Any) -> int:
+        """Return how many tokens a sample has, for batches by length; called once for each, when the data is opened."""
+        return length_of_sample(sample, self.config.length_column)
 
     def note_loss(self, loss: Any) -> None:
         """Tell the loss of the batch under way, for a step that is not done by the trainer's own methods."""

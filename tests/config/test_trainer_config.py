@@ -66,6 +66,7 @@ def test_the_defaults_are_as_documented() -> None:
         *("finetune_learning_rate", "finetune_weight_decay", "finetune_lr_scheduler", "finetune_lr_scheduler_kwargs"),
         *("finetune_freeze_param", "finetune_param"),
         *("hub_model_id", "hub_private", "hub_revision", "hub_card"),
+        *("global_batch_tokens", "max_tokens_per_batch", "length_column"),
     }
     values = TrainerConfig("run").to_dict()
     assert {name for name, value in values.items() if value is None} == nones
@@ -83,6 +84,8 @@ def test_the_defaults_are_as_documented() -> None:
         "reshuffle_each_epoch": True,
         "drop_last": False,
         "num_dataloader_workers": 0,
+        "group_by_length": False,
+        "packing": False,
         "learning_rate": 2e-5,
         "weight_decay": 0.0,
         "evaluate_with_generate": True,
