@@ -144,8 +144,10 @@ class Schedule:
         self._held_ticks = 0
         self._told_of_the_end = False
         self._waits = not (isinstance(scheduler, CurveLR) and scheduler.curve.pace is Pace.EPOCH)
-        self.warmup_updates = warmup_updates if self._optimizer is not None else 0
-        self._warmup = WarmUp(self._optimizer, warmup_updates) if self._optimizer and warmup_updates else None
+        self.warmup_updates = 0 if self._optimizer is None else warmup_updates
+        """Updates of the warm-up; of a run that goes on, those that its config asks for."""
+        is_led = self._optimizer is not None and warmup_updates > 0
+        self._warmup = WarmUp(self._optimizer, warmup_updates) if is_led else None  # type: ignore[arg-type]
         self.state_dict()  # a state that cannot be saved is told now, not at the first save
 
     @property

@@ -93,7 +93,7 @@ def refuse_methods_of_doors(kind: type) -> None:
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 METHODS_OF_OTHERS = {
-    "configure_optimizers": "build_optimizer", "create_optimizer": "build_optimizer",
+    "configure_optimizers": "build_optimizer() and build_lr_scheduler", "create_optimizer": "build_optimizer",
     "create_scheduler": "build_lr_scheduler", "get_train_dataloader": "create_train_dataloader",
     "train_dataloader": "create_train_dataloader", "get_eval_dataloader": "create_eval_dataloader",
     "val_dataloader": "create_eval_dataloader", "validation_step": "evaluation_step",

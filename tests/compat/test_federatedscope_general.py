@@ -386,6 +386,12 @@ class TestRest:
             GeneralTorchTrainer(net(), loaders(), "cpu", wrong)
         with pytest.raises(ConfigError, match=r"the loader of 'train' has batch_size=8"):
             build(tmp_path, dataloader__batch_size=4)
+        warmed = cfg(tmp_path)
+        warmed.hezar_train = {"warmup_steps": 3}
+        with pytest.raises(
+            ConfigError, match=r"warmup_steps=3 is ours: behind FederatedScope's door a warm-up is a part"
+        ):
+            GeneralTorchTrainer(net(), loaders(), "cpu", warmed)
 
     def test_a_base_trainer_is_whatever_has_the_four_methods(self, tmp_path: Path) -> None:
         assert isinstance(build(tmp_path), BaseTrainer)

@@ -491,6 +491,16 @@ class TestSchedules:
         torchs.train()
         assert torchs.get_learning_rate() == 0.0125
 
+    def test_a_warm_up_leads_to_a_name_and_is_refused_beside_an_object(self, build: Build) -> None:
+        given = schedule.TriangularScheduler(stepsize=3)
+        with pytest.raises(ConfigError, match="warmup_steps=2 would have no effect: TriangularScheduler sets the rate"):
+            build(lr_scheduler=given, warmup_steps=2).train()
+        trainer = build(out="named", lr_scheduler="linear_decay", warmup_steps=2)
+        with pytest.raises(ConfigError, match="warmup_steps=2 would have no effect"):
+            trainer.lr_scheduler = given
+        trainer.train()
+        assert trainer.get_learning_rate() == pytest.approx(0.005)
+
     def test_each_shape_is_lernomatics(self) -> None:
         settings = {"lr_min": 0.1, "lr_max": 1.1, "stepsize": 4}
         shapes = {
