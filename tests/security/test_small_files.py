@@ -25,7 +25,7 @@ from hezar_train.cli import root
 from hezar_train.cli.runs import summarize
 from hezar_train.cli.verify import audit_run
 from hezar_train.config import TrainerConfig, read_mapping
-from hezar_train.config.files import parse_yaml, to_plain
+from hezar_train.config.files import load_json, parse_yaml, to_plain
 from hezar_train.errors import CheckpointError, ConfigError, DataError
 from hezar_train.events import EventStorage, Ledger
 from hezar_train.recipes import run_config
@@ -118,6 +118,11 @@ def test_yaml_of_megabytes_is_not_begun() -> None:
 def test_a_number_of_hundreds_of_digits_is_refused(number: str) -> None:
     with pytest.raises(ConfigError, match="more than 400 digits"):
         parse_yaml(f"a: {number}", Path("train_config.yaml"))
+
+
+def test_json_of_millions_of_values_is_not_begun() -> None:
+    with pytest.raises(ValueError, match="more than 4,000,000 values"):
+        load_json(b"[" + b"[]," * 5_000_000)
 
 
 def test_honest_anchors_and_merges_are_read() -> None:
