@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
+from hezar_train import Hook
 from hezar_train.errors import CheckpointError
 from hezar_train.hub import fetch_records, push_run
 from tests.hub.conftest import hub as hub  # noqa: PLC0414 - the fixture
@@ -113,6 +115,17 @@ def pushed_run(run: Path, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
+class BestReader(Hook):
+    """Read what a run says of its best result when it begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.found: list[dict[str, Any]] = []
+
+    def before_train(self) -> None:
+        self.found.append(json.loads(self._path.read_text()))
+
+
 def test_a_resume_from_the_hub_takes_neither_a_due_evaluation_nor_a_best_result_from_records(
     pushed_run: Path, tmp_path: Path
 ) -> None:
@@ -123,10 +136,11 @@ def test_a_resume_from_the_hub_takes_neither_a_due_evaluation_nor_a_best_result_
     push_run(pushed_run, REPO, strategy="every_save")
     trainer = make_trainer(tmp_path / "new", resume_from_checkpoint=ADDRESS, num_epochs=3, accept_changes=True)
     assert {path.name for path in (tmp_path / "new" / "evaluations").iterdir()} == {"00000008.json"}
+    reader, best_of_checkpoint = BestReader(tmp_path / "new" / "best.json"), trainer.state.best_metric_value
+    trainer.register_hooks([reader])
     trainer.train()
     assert trainer.state.global_step == 18
-    best = json.loads((tmp_path / "new" / "best.json").read_text())
-    assert (best["metric"], best["value"]) == ("train.loss", trainer.state.best_metric_value)
+    assert [(one["metric"], one["value"]) for one in reader.found] == [("train.loss", best_of_checkpoint)]
 
 
 def test_a_checkpoint_of_pointers_on_the_hub_is_refused_and_does_not_stay(pushed_run: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from hezar_train.cli import root
 from hezar_train.cli.runs import summarize
 from hezar_train.cli.verify import audit_run
 from hezar_train.config import TrainerConfig, read_mapping
-from hezar_train.config.files import parse_yaml, to_plain
+from hezar_train.config.files import load_json, parse_yaml, to_plain
 from hezar_train.errors import CheckpointError, ConfigError, DataError
 from hezar_train.events import EventStorage, Ledger
 from hezar_train.recipes import run_config
@@ -127,6 +128,11 @@ def test_a_number_of_hundreds_of_digits_is_refused(number: str) -> None:
         parse_yaml(f"a: {number}", Path("train_config.yaml"))
 
 
+def test_json_of_millions_of_values_is_not_begun() -> None:
+    with pytest.raises(ValueError, match="more than 4,000,000 values"):
+        load_json(b"[" + b"[]," * 5_000_000)
+
+
 def test_honest_anchors_and_merges_are_read() -> None:
     text = "base: &base {lr: 0.1, betas: [0.9, 0.99]}\nfast: {<<: *base, lr: 1.0}\nsame: *base\n"
     found = parse_yaml(text, Path("a.yaml"))
@@ -207,7 +213,7 @@ def fifo(run: Path, name: str) -> None:
     os.mkfifo(run / name)
 
 
-SPOILS: dict[str, Callable[[Path], None]] = {
+SPOILS: dict[str, Callable[[Path], object]] = {
     "a huge pid": lambda run: (run / "lock").write_text(json.dumps({"pid": 10**30, "host": os.uname().nodename})),
     "a pid of everybody": lambda run: (run / "lock").write_text(json.dumps({"pid": -1, "host": os.uname().nodename})),
     **{
@@ -233,6 +239,7 @@ SPOILS: dict[str, Callable[[Path], None]] = {
     "a time without end": lambda run: (next((run / "logs").iterdir()) / ("events.out.tfevents." + "9" * 200)).touch(),
     "a state of many values": lambda run: (newest(run) / "trainer_state.json").write_text("[" + "[]," * 5_000_000),
     "a link to itself": lambda run: (run.parent / "loop").symlink_to(run.parent),
+    "links that go round": lambda run: [(run.parent / f"loop{n}").symlink_to(run.parent) for n in range(8)],
     "a folder that nobody may read": lambda run: (run.parent / "closed").mkdir(mode=0),
     "a checkpoint of no number": lambda run: (run / "checkpoints" / "²").mkdir(),
 }
@@ -246,7 +253,7 @@ def two_runs(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
-def test_one_bad_run_does_not_end_the_list_of_all(two_runs: Path, spoil: Callable[[Path], None]) -> None:
+def test_one_bad_run_does_not_end_the_list_of_all(two_runs: Path, spoil: Callable[[Path], object]) -> None:
     spoil(two_runs / "bad")
     with within_seconds():
         done = invoke("runs", two_runs)
@@ -303,10 +310,17 @@ def section(name: str, value: Any) -> Change:
 
 COUNTERS = ("global_step", "position", "files", "logs_dir", "epoch_finished")
 PARTS = ("plan", "schedule", "hooks", "measured", "facts")
+MEASURED = (
+    {"a": "x"},
+    {"a": {"$tuple": ["x", 1, None]}},
+    {"a": {"$tuple": [1.0, -1, None]}},
+    {"a": {"$tuple": [1.0, 1, 5]}},
+)
 HOSTILE: list[Change] = [
     *[put("state", name, value) for name in COUNTERS for value in (-1, [1], {"a": "b"})],
     *[put("extra", name, value) for name in PARTS for value in (3, "text", [1])],
     *[put("extra", "plan", {"total_steps": value}) for value in (1, "x")],
+    *[put("extra", "measured", value) for value in MEASURED],
     *[in_plan("window_samples", value) for value in (0, "x", None, -3)],
     section("optimizer", {"$tensor": "gone"}),
     *[section("model", value) for value in (None, [], {}, {"aliases": {"a": "b"}, "versions": {}, "extra": {}})],
@@ -387,6 +401,18 @@ def test_a_line_that_is_none_of_a_ledger_is_refused(tmp_path: Path, line: str) -
     (tmp_path / "ledger.jsonl").write_text(line + "\n")
     with within_seconds(), pytest.raises(DataError):
         list(Ledger.read(tmp_path / "ledger.jsonl"))
+
+
+def test_a_ledger_without_an_end_of_line_costs_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").touch()
+    os.truncate(tmp_path / "ledger.jsonl", 1 << 28)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="line 1 is not a line of a ledger"):
+            list(Ledger.read(tmp_path / "ledger.jsonl"))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @settings(max_examples=150, deadline=5000)
