@@ -309,7 +309,7 @@ class GeneralTorchTrainer(Trainer):
                 super().register_hooks([hook])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Let a class have names of its own that are fields of a TrainerConfig (`task`, `seed`): its config is another."""
+        """Let a class have names of its own that are fields of a TrainerConfig, such as `task`."""
         if name in TrainerConfig.fields() and name not in OF_PARTS and not hasattr(type(self), name):
             object.__setattr__(self, name, value)
         else:
