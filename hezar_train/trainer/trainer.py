@@ -640,8 +640,8 @@ class Trainer:
         except BaseException:
             self._show(self.parts)
             raise
-        if not self.setup.only_for_eval and "due" not in self.hooks_in_train.names(Moment.EPOCH_END):
-            self.register_training_hooks(self.hooks_in_train)
+        if not self.setup.only_for_eval and "due" not in self.hooks[Mode.TRAIN].names(Moment.EPOCH_END):
+            self.register_training_hooks(self.hooks[Mode.TRAIN])
         if self.state.global_step == 0:  # nothing was trained by it yet: it is laid out over the new length
             try:
                 self.reschedule(lr_scheduler=self.parts.first.given)
