@@ -220,18 +220,26 @@ class Checkpointing:
             logger.info("the best model was chosen by %s so far, from now on by %s", before, key)
             state.update(metric_for_best_checkpoint=key, best_metric_value=None, best_checkpoint=None)
 
+    def _stateful(self) -> dict[str, tuple[str, Any]]:
+        """Return what a checkpoint holds beside model and optimizer by its own state_dict() and load_state_dict().
+
+        By the name that it has there, with what messages call it; None is what this run does not have. One more thing
+        to save is one more row here; what is missing in a checkpoint of an earlier version stays as it was built.
+        """
+        return {
+            "schedule": ("the schedule", self._optimization.schedule),
+            "scaler": ("the gradient scaler", self._scaler),
+            "stopping": ("early stopping", self._setup.stopping),
+        }
+
     def _load(self, checkpoint: Checkpoint) -> None:
         """Bring every object back to where the checkpoint has it."""
         self._load_model(checkpoint, self._optimization.optimizer)
         extra = checkpoint.extra()
-        with state_for("the schedule"):
-            self._optimization.schedule.load_state_dict(extra["schedule"])
-        if self._scaler is not None and extra.get("scaler") is not None:
-            with state_for("the gradient scaler"):
-                self._scaler.load_state_dict(extra["scaler"])
-        if extra.get("stopping") is not None:
-            with state_for("early stopping"):
-                self._setup.stopping.load_state_dict(extra["stopping"])
+        for name, (words, one) in self._stateful().items():
+            if one is not None and extra.get(name) is not None:
+                with state_for(words):
+                    one.load_state_dict(extra[name])
         self._cursor, self._measured = extra.get("data"), extra["measured"]
         self._state.update(checkpoint.state())
         self._hook_states = extra["hooks"]
@@ -387,10 +395,8 @@ class Checkpointing:
         extra = {
             "plan": self._setup.plan.to_dict(),
             "facts": self._facts(),
-            "schedule": self._optimization.schedule.state_dict(),
-            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            **{name: None if one is None else one.state_dict() for name, (_, one) in self._stateful().items()},
             "hooks": {name: hook.state_dict() for name, hook in self._named_hooks()},
-            "stopping": self._setup.stopping.state_dict(),
             "data": self._cursor,
             "measured": dict(self._measured),
         }
