@@ -7,6 +7,22 @@
     UPDATE           guard, clip, step, zero_grad; a hook that is added comes after them, when the gradients are gone
     BATCH_END        count, schedule, then `keep_place` and `progress` (`RunSession.register`), users' hooks, and `due`
 
+With the default hooks an update amounts to this (`docs/examples/plain_loop.py` is such a loop, with the same bits):
+
+    for number, batch in enumerate(window.batches):           # one update
+        seed(step); batch = prepare_input_batch(batch)        # BATCH_START
+        outputs = forward(batch)                              # BATCH_FORWARD
+        loss = compute_loss(outputs, labels)
+        share = weights[number] / sum of all weights of all processes
+        (loss * share).backward()                             # BATCH_BACKWARD
+        step += 1                                             # BATCH_END; that of the last one comes after the update
+    gradients = sum over the processes, unscaled              # GRADIENTS
+    norm, window_loss = read from the device                  # UPDATE: guard
+    if either is not finite: raise, or let the scaler skip
+    gradients *= min(1, max_grad_norm / norm)                 #   clip
+    optimizer.step(); gradients = None                        #   step, zero_grad
+    update_step += 1; schedule.after_update()                 # BATCH_END: count, schedule; then log, save, evaluate
+
 `TrainStep` holds these hooks; `Optimization` does what those of GRADIENTS and UPDATE ask for: it joins, unscales,
 norms and clips the gradients, and steps the optimizer.
 
@@ -301,6 +317,9 @@ def read_both(norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
 
 def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tensor:
     """Return a zero that reaches the parameters: a mean over no unit is NaN, and NaN times zero too."""
+    # A micro-batch without a unit (all its labels ignored, or filler) must still go backward: sharded models and
+    # synchronised batch norms talk there, and every process has to join in. So the zero is made of the outputs, which
+    # are finite, not of the loss, whose 0 / 0 would write NaN into every gradient.
     reached = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad and v is not loss]
     if not reached and loss.requires_grad:  # a model that returns its loss alone
         return loss * 0.0
@@ -426,6 +445,8 @@ class Optimization:
             if self._scaler is None:
                 self.optimizer.step()  # looked up each time: schedulers and users wrap it
                 return True
+            # The scaler does not say whether it has stepped. After an overflow it skips the step and lowers its scale;
+            # otherwise it keeps or raises it. So a scale that has not fallen means that the step was applied.
             before = self._scaler.get_scale()
             self._scaler.step(self.optimizer)
             self._scaler.update()
