@@ -319,6 +319,10 @@ class Context:
     @contextmanager
     def frame(self, mode: Mode, split: str) -> Iterator[None]:
         """Open a frame for a routine; it and everything set in it are gone when the routine ends, however it ends."""
+        # The names of the innermost frame are this object's attributes, so that reading one costs no look-up of ours.
+        # A frame is opened by copying them away, emptying `__dict__` and filling it anew, and closed by putting the
+        # copy back; the object itself stays the same, because hooks and the loop hold it. Only `_lives`, `_closed` and
+        # `step` begin anew; the other INTERNAL names are shared by all frames.
         own = self.__dict__
         outer, kept = dict(own), self._kept()
         outer["_frames"].append(outer)

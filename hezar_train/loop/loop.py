@@ -253,6 +253,8 @@ class Routine:
 
         `announce` may set names in the frame before the first hook runs.
         """
+        # The body of the `with` runs at the `yield` and raises there, so that FIT_END comes after a failure as well.
+        # Hooks of FIT_END may fail, too: then the first failure is the one that is raised.
         failure: BaseException | None = None
         with self._ctx.frame(self.mode, self.split), ExitStack() as hooks_running:
             for hooks in self._sets:
@@ -277,7 +279,7 @@ class Routine:
         """Fire EPOCH_START before and EPOCH_END after the body; the epoch's variables end with it."""
         try:
             self.fire(Moment.EPOCH_START)
-            yield
+            yield  # the epoch; one that fails has no EPOCH_END, where it would be logged and saved as if it were whole
             self.fire(Moment.EPOCH_END)
         finally:
             self._ctx.clear(Lifecycle.EPOCH)
@@ -309,7 +311,7 @@ class Routine:
                 try:
                     for call in starts:
                         call(ctx)
-                    yield step.batch
+                    yield step.batch  # the step is done by whoever walks; asking for the next batch goes on from here
                     if check_loss is not None and (step.loss_value is None or not step.is_loss_noted):
                         check_loss()
                     for call in ends:
