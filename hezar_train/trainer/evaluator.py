@@ -328,7 +328,7 @@ class EvaluationSteps:
             self._what_is_saved = None
 
     def forget(self) -> None:
-        """Let what the last evaluation found be nobody's result, whichever hooks run next."""
+        """Drop the result of the last evaluation: hooks that measure nothing must not return it as theirs."""
         self._report, self._is_started = None, False
 
     def start(self, _: Context) -> None:

@@ -182,7 +182,7 @@ class RunActions:
             metrics, details = self._evaluate() if recorded is None else (recorded, {})
             # A run whose record says that it stopped does not come here again: `RunStatus.is_finished` has seen to it.
             if not self.setup.config.accept_changes:  # else the record is judged by the new settings
-                recorded_reason = self._recorded_reason()  # of all processes, also where one was asked to stop already
+                recorded_reason = self._recorded_reason()  # read on all processes, because reading it is a collective
                 state.stop_reason = state.stop_reason or recorded_reason
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
             self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
