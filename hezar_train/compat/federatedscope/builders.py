@@ -21,6 +21,7 @@ from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.trainer.model_runner import register_regularizer as register_own_regularizer
 
 __all__ = [
+    "WARMUPS",
     "DummyRegularizer",
     "ProximalRegularizer",
     "builder_for",
