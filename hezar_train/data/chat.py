@@ -8,8 +8,8 @@ Where the answers are
 ---------------------
 Templates with `{% generation %}` say it themselves, and transformers makes a mask of that. Of all others it is found by
 rendering the conversation up to each answer, with the prompt for an answer behind it, and up to the answer's end: what
-the second has more than the first is the answer, with the tokens that end it. Both must be beginnings of the whole text.
-A template for which they are not (some leave out of earlier answers what the model thought) is refused, never guessed.
+the second has more than the first is the answer, with the tokens that end it. Both must be beginnings of the whole
+text. A template for which they are not (some leave out of earlier answers what the model thought) is refused.
 
 What is too long is refused, or cut from the left or the right, whichever is asked for; a sample without a single answer
 to learn from is refused, too.
@@ -174,7 +174,7 @@ def _place(messages: Messages, number: int, whole: str, tokenizer: Any, tools: S
         if not whole.startswith(part):
             raise DataError(
                 f"the tokens of an answer cannot be told: the chat template renders the conversation {what} message "
-                f"{number} otherwise than the whole begins. Mark the answers in the template, by {{% generation %}} and "
+                f"{number} otherwise than the whole begins. Mark the answers in the template by {{% generation %}} and "
                 "{% endgeneration %}; or give each answer a conversation of its own, which ends there."
             )
     if len(after) <= len(before):
@@ -224,8 +224,8 @@ def _fitted(sample: Sample, max_length: int | None, too_long: str) -> Sample:
     if all(label == IGNORED_LABEL for label in sample["labels"][1:]):  # the first token is predicted from nothing
         told = "" if len(sample["labels"]) == length else f" within the {max_length} tokens that were kept of {length}"
         raise DataError(
-            f"a conversation has no token of an answer{told}, so there is nothing to learn from it. Leave it out, raise "
-            "max_length, or cut it from the other side."
+            f"a conversation has no token of an answer{told}, so there is nothing to learn from it. Leave it out, "
+            "raise max_length, or cut it from the other side."
         )
     return sample
 

@@ -1,6 +1,6 @@
 """A language model learns to answer: LoRA on conversations, in Persian and English.
 
-By default everything is at hand: a small Llama that has read what there is to know (`base`, made by `make_base.py`), and
+By default everything is at hand: a small Llama that has read what there is to know (`base`, by `make_base.py`), and
 conversations made from templates, of which some questions are held out. `model` and `dataset` put any causal language
 model and any dataset with `messages` in their places.
 """
@@ -24,8 +24,8 @@ from hezar_train.recipes import asked_for, load_splits, refuse_missing_columns, 
 FACTS_FILE = Path(__file__).with_name("facts.tsv")
 BASE = Path(__file__).with_name("base")
 HELD_OUT_PERCENT = 20  # of the facts: they are never asked about in training
-LARGEST_NUMBER = 12
-NUM_LONGER = 400  # conversations of several questions
+LARGEST_NUMBER = 9
+NUM_LONGER = 200  # conversations of several questions
 SEED = 0  # not the run's: every run is tested on the same questions
 PERSIAN_DIGITS = str.maketrans("0123456789", "۰۱۲۳۴۵۶۷۸۹")
 
@@ -37,7 +37,11 @@ STATEMENTS = {
     "capital.fa": ("پایتخت {0} {1} است.", "{1} پایتخت {0} است.", "در {0} پایتخت {1} نام دارد."),
     "opposite.en": ("The opposite of {0} is {1}.", "{1} is the opposite of {0}.", "What is not {0} is {1}."),
     "opposite.fa": ("متضاد {0} {1} است.", "{1} متضاد {0} است.", "هرچه {0} نیست {1} است."),
-    "word.en": ("The Persian word for {0} is {1}.", "{1} is the Persian word for {0}.", "In Persian {0} is called {1}."),
+    "word.en": (
+        "The Persian word for {0} is {1}.",
+        "{1} is the Persian word for {0}.",
+        "In Persian {0} is called {1}.",
+    ),
     "word.fa": ("{0} به انگلیسی {1} است.", "واژه انگلیسی {0} {1} است.", "انگلیسی‌ها به {0} می‌گویند {1}."),
     "sum.en": ("{0} is {1}.", "{0} makes {1}.", "{1} is the sum of {0}."),
     "sum.fa": ("{0} می‌شود {1}.", "{0} برابر {1} است.", "جمع {0} {1} است."),

@@ -22,7 +22,8 @@ transformers = pytest.importorskip("transformers")
 MARKED = """\
 {% for message in messages %}<|{{ message.role }}|>\
 {% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}\
-{% else %}{{ message.content }}<|end|>{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+{% else %}{{ message.content }}<|end|>{% endif %}{{ '\\n' }}{% endfor %}\
+{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 UNMARKED = re.sub(r"\{% (end)?generation %\}", "", MARKED)
 FORGETFUL = """\
 {% for message in messages %}{% if message.role == 'assistant' and not loop.last %}(said){% else %}\
@@ -53,9 +54,7 @@ def make_tokenizer() -> Any:
     inner.train_from_iterator([one["content"] for one in TALK], trainer)
 
     def make(template: str | None) -> Any:
-        made = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=inner, eos_token="<|end|>", pad_token="<|end|>"
-        )
+        made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", pad_token="<|end|>")
         made.chat_template = template
         return made
 
@@ -163,18 +162,18 @@ def test_what_is_no_conversation_is_refused(make_tokenizer: Any, messages: Any, 
 
 
 def test_templates_that_do_not_fit_are_refused(make_tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="has no chat template.*tokenizer.chat_template"):
+    with pytest.raises(ConfigError, match=r"has no chat template.*tokenizer.chat_template"):
         encode_conversation(TALK, make_tokenizer(None))
     with pytest.raises(DataError, match="renders the conversation with message 2 otherwise than the whole begins"):
         encode_conversation(TALK, make_tokenizer(FORGETFUL))
-    with pytest.raises(DataError, match="refuses a conversation of the roles system, .*: the user begins"):
+    with pytest.raises(DataError, match=r"refuses a conversation of the roles system, .*: the user begins"):
         encode_conversation(TALK, make_tokenizer(STRICT))
-    with pytest.raises(ConfigError, match="too_long='lef' is not known.*Did you mean 'left'"):
+    with pytest.raises(ConfigError, match=r"too_long='lef' is not known.*Did you mean 'left'"):
         ChatDataCollator(make_tokenizer(MARKED), too_long="lef")
 
 
 def test_a_row_without_the_column_says_which_columns_it_has(make_tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="conversation 0: a row has no 'messages'; it has: chat. Name the column"):
+    with pytest.raises(DataError, match=r"conversation 0: a row has no 'messages'; it has: chat. Name the column"):
         encode_conversations([{"chat": TALK}], make_tokenizer(MARKED))
     assert len(encode_conversations([{"chat": TALK}], make_tokenizer(MARKED), column="chat")) == 1
 
