@@ -12,10 +12,12 @@ The modules:
     fetch       from indices to batches, in this process or in workers
     seeding     the seed of every sample and every step
     collators   from samples to a batch
+    chat        conversations as samples, with labels on the answers
     failures    errors of a user's own dataset or collator, with the sample they are about
 """
 
 from hezar_train.data.by_length import ByLength, LengthSettings
+from hezar_train.data.chat import ChatDataCollator, encode_conversation, encode_conversations, encode_prompt
 from hezar_train.data.collators import (
     CharLevelOCRDataCollator,
     ImageCaptioningDataCollator,
@@ -45,6 +47,7 @@ __all__ = [
     "SPLITS",
     "ByLength",
     "CharLevelOCRDataCollator",
+    "ChatDataCollator",
     "ImageCaptioningDataCollator",
     "LengthOf",
     "LengthSettings",
@@ -64,6 +67,9 @@ __all__ = [
     "collator_for",
     "cut_window",
     "default_collator",
+    "encode_conversation",
+    "encode_conversations",
+    "encode_prompt",
     "form_of",
     "is_splits",
     "is_stream",
