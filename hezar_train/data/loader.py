@@ -33,7 +33,7 @@ from hezar_train.data.by_length import ByLength, Cut
 from hezar_train.data.collators import default_collator
 from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.sampler import Indices, RangedSampler
-from hezar_train.data.seeding import DrawWatch, sample_seed, seed_python_numpy_torch
+from hezar_train.data.seeding import DrawWatch, generator_states, sample_seed, seed_python_numpy_torch
 from hezar_train.data.windows import Order, Remaining, SampleIndices, Window, rank_ranges, share_or_filler
 from hezar_train.errors import TrainingInterrupted
 from hezar_train.plan import UNLIMITED, Plan, WindowSpan
@@ -168,8 +168,9 @@ def is_pure(dataset: Any) -> bool:
 class WatchedFetch:
     """Fetch samples one by one, each seeded, as soon as dataset or collator is seen to draw random numbers.
 
-    A batch for which nothing was drawn is the same whatever the seeds are, so none are needed. The first batch for
-    which something was drawn is fetched again, and from then on what draws is seeded: each sample, or, where only the
+    The first batch shows who draws: each of its samples is seeded, and the generators are looked at around each. Where
+    nobody does, later batches are fetched without seeds, which change nothing where nothing is drawn; one for which
+    something was drawn after all is fetched again. From then on what draws is seeded: each sample, or, where only the
     collator draws, the batch. Either way every batch is what seeding each sample makes it.
     """
 
@@ -177,15 +178,31 @@ class WatchedFetch:
         self._dataset, self._collate, self._seed = dataset, collate, seed
         self._watch = DrawWatch()
         self._samples_draw = self._collator_draws = False
+        self._is_first = True
 
     def __call__(self, epoch: int, indices: SampleIndices) -> Any:
         numbers = indices.tolist() if isinstance(indices, np.ndarray) else [int(index) for index in indices]
+        if self._is_first:
+            return self._first_batch(epoch, numbers)
         if not self._samples_draw and not self._collator_draws:
             batch = self._undrawn_batch(numbers)
             if batch is not AGAIN:
                 return batch
         samples = self._seeded_samples(epoch, numbers)
         return collated(self._collate, samples, self._dataset, numbers)
+
+    def _first_batch(self, epoch: int, numbers: list[int]) -> Any:
+        """Fetch a batch with a seed for each sample, and see who draws; looking so closely takes long."""
+        samples = []
+        for number in numbers:
+            seed_python_numpy_torch(sample_seed(self._seed, epoch, number))
+            before = generator_states()
+            samples.append(read_sample(self._dataset, number))
+            self._samples_draw |= generator_states() != before
+        before = generator_states()
+        batch = collated(self._collate, samples, self._dataset, numbers)
+        self._collator_draws, self._is_first = generator_states() != before, False
+        return batch
 
     def _undrawn_batch(self, numbers: list[int]) -> Any:
         """Return a batch for which nothing was drawn; AGAIN if something was, or if it failed, which is told then."""

@@ -25,6 +25,7 @@ import torch
 __all__ = [
     "DrawWatch",
     "SeedStream",
+    "generator_states",
     "preserved_randomness",
     "sample_seed",
     "seed_device",
@@ -110,6 +111,13 @@ def _seed_accelerator(backend: Any, index: int | None, value: int) -> None:
     if not backend.is_initialized():
         backend.init()  # the generators exist from then on
     backend.default_generators[backend.current_device() if index is None else index].manual_seed(value)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Return what the three global generators of the CPU would give next, to be compared with a later answer."""
+    state: Any = np.random.get_state()
+    name, keys, *place = state
+    return random.getstate(), name, keys.tobytes(), *place, torch.default_generator.get_state().numpy().tobytes()
 
 
 class DrawWatch:
