@@ -367,5 +367,9 @@ def find_regularizer(name: str | None) -> Regularizer | None:
         )
     found: Regularizer = import_dotted(name, setting="regularizer")
     if not callable(found):
-        raise ConfigError(f"regularizer={name!r} is of type {type(found).__name__}; expected a function of a context.")
+        raise ConfigError(
+            f"regularizer={name!r} is {a_kind(found)}, which cannot be called. Expected the name of a registered "
+            "regularizer, or the dotted path of a function f(ctx) that returns what is added to the loss: correct the "
+            "path."
+        )
     return found
