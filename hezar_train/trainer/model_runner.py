@@ -126,7 +126,7 @@ class ModelRunner:
                 f"no loss: the model has no compute_loss(), returned no 'loss' (it returned: {choices(outputs)}), and "
                 "criterion is not set. Set criterion='CrossEntropyLoss' (any loss of torch.nn), or return a loss."
             )
-        if not isinstance(found, torch.Tensor):
+        if not isinstance(found, torch.Tensor) or _is_nothing(found):
             raise no_loss_tensor(self._source_of_loss(), found)
         return found if found.ndim == 0 else found.mean()
 
@@ -281,6 +281,11 @@ def _can_take(signature: inspect.Signature, num_inputs: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _is_nothing(loss: torch.Tensor) -> bool:
+    """Tell whether a loss holds no number and comes from no model; one that does may be of a batch without a label."""
+    return not loss.numel() and torch.is_grad_enabled() and not loss.requires_grad
 
 
 def _logits(outputs: Mapping[str, Any]) -> torch.Tensor:
