@@ -31,11 +31,13 @@ __all__ = [
     "wrong_type",
 ]
 
+A_PATH = "a path (str)"
+
 
 def wrong_type(name: str, value: Any, expected: str) -> str:
     """Tell what was expected of a field and what it got."""
     if value is None:
-        return f"{name}: expected {expected}, got None"
+        return f"{name}: expected {expected}, got None (an empty value is None); give it a value, or leave it out"
     return f"{name}: expected {expected}, got {type(value).__name__} {value!r}{_rewritten(value, expected)}"
 
 
@@ -44,7 +46,8 @@ def _rewritten(value: Any, expected: str) -> str:
     if isinstance(value, float) and expected == "int" and value.is_integer():
         return f"; write {int(value)}"
     if not isinstance(value, str):
-        return ""
+        is_plain = expected == A_PATH and isinstance(value, int | float) and not isinstance(value, bool)
+        return f"; write ./{value} for a path of that name" if is_plain else ""
     if expected.startswith("a list"):
         return f"; write [{value}]"
     if expected == "True or False":
@@ -80,8 +83,10 @@ def whole(name: str, value: Any, least: int, most: int | None = None, optional: 
         yield f"{name}={value} must be at most {most}"
 
 
-def number(name: str, value: Any, above: float | None = None, optional: bool = False) -> Iterator[str]:
-    """Check a finite number that is not negative; with `above`, one greater than that."""
+def number(
+    name: str, value: Any, above: float | None = None, optional: bool = False, without: str = ""
+) -> Iterator[str]:
+    """Check a finite number that is not negative; with `above`, one greater than that. `without` says what None is."""
     if optional and value is None:
         return
     if not (_is_whole(value) or isinstance(value, float)):
@@ -89,7 +94,8 @@ def number(name: str, value: Any, above: float | None = None, optional: bool = F
     elif not abs(value) <= sys.float_info.max:  # a whole number may be larger, and no float
         yield f"{name}={value!r:.80} must be finite"
     elif above is not None and value <= above:
-        yield f"{name}={value!r} must be greater than {above}"
+        remedy = f"; leave it out (None) for {without}" if without else ""
+        yield f"{name}={value!r} must be greater than {above}{remedy}"
     elif above is None and value < 0:
         yield f"{name}={value!r} must not be negative"
 
@@ -137,7 +143,7 @@ def path(name: str, value: Any, optional: bool = False) -> Iterator[str]:
         return
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(given, str):
-        yield wrong_type(name, value, "a path (str)")
+        yield wrong_type(name, value, A_PATH)
     elif not given.strip():
         yield f"{name} must not be empty"
     elif not can_be_path(given):

@@ -370,7 +370,7 @@ class OptimizerFields:
         yield from number("weight_decay", self.weight_decay)
         yield from number("weight_decay_norm", self.weight_decay_norm, optional=True)
         yield from number("weight_decay_bias", self.weight_decay_bias, optional=True)
-        yield from number("max_grad_norm", self.max_grad_norm, above=0, optional=True)
+        yield from number("max_grad_norm", self.max_grad_norm, above=0, optional=True, without="no clipping")
         yield from known_name("criterion", self.criterion, LOSSES, choices(LOSSES))
         yield from one_of("loss_weight", self.loss_weight, ("samples", "labels"))
 
@@ -651,7 +651,9 @@ class Goal(NamedTuple):
         """Read "metric >= number" or "metric <= number"."""
         match = GOAL.fullmatch(given)
         if match is None:
-            raise ConfigError(f"stop_when={given!r} cannot be read: expected {FORM_OF_GOAL}")
+            signs = [sign for sign in re.findall(r"[<>=!]+", given) if sign not in {"<=", ">="}]
+            unknown = f"{signs[0]!r} is neither >= nor <=; " if signs else ""
+            raise ConfigError(f"stop_when={given!r} cannot be read: {unknown}expected {FORM_OF_GOAL}")
         return cls(match["metric"], match["comparison"], float(match["value"]))
 
 

@@ -225,8 +225,8 @@ def _parse_json(content: str, source: Path) -> Any:
 UNREADABLE = (yaml.scanner.ScannerError, yaml.parser.ParserError)
 
 
-def parse_yaml(content: str, source: Path) -> Any:
-    """Read YAML text; `source` is named in errors."""
+def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
+    """Read YAML text, of lines or a single value; `source` is named in errors."""
     if len(content) > MOST_YAML_BYTES:
         raise ConfigError(f"{source}: it has {len(content):,} characters; at most {MOST_YAML_BYTES:,} are read")
     try:
@@ -234,8 +234,10 @@ def parse_yaml(content: str, source: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
-        remedy = ". Write one 'name: value' a line, indented by spaces" if isinstance(error, UNREADABLE) else ""
-        raise ConfigError(f"{source}{line}: {error.problem or error.context}{remedy}") from error
+        is_unreadable = of_lines and isinstance(error, UNREADABLE)
+        remedy = ". Write one 'name: value' a line, indented by spaces" if is_unreadable else ""
+        problem = str(error.problem or error.context).replace("'<stream end>'", "the end")
+        raise ConfigError(f"{source}{line}: {problem}{remedy}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from error
     except RecursionError:

@@ -265,7 +265,13 @@ FOREIGN_FIELDS = {
 
 _OF_THE_TRAINER = "It is given to the Trainer (in a recipe: to Recipe), not to the config."
 _OF_THE_LAUNCH = (
-    "Processes are asked for at the start: `hezar-train train RECIPE --num-processes N`; on what, by device."
+    "One GPU is taken by itself, or named: device=cuda:0 (or cpu). Several are one process each, asked for at the "
+    "start: `hezar-train train RECIPE --num-processes N`."
+)
+_OF_A_TRAINER_CLASS = "Hooks are made in build_hooks() of a Trainer class of your own: Recipe(..., trainer_class=...)."
+_OF_METRICS = (
+    "Here it is metrics_handler, an object with a method compute_metrics(predictions, labels); metrics by name go to "
+    "the config: task=..., metrics=[...]."
 )
 ELSEWHERE = {
     **dict.fromkeys(
@@ -276,7 +282,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("callbacks", "hooks"), "Hooks are given to the Trainer (hooks=[...]), or made in its build_hooks()."
     ),
-    "compute_metrics": f"{_OF_THE_TRAINER} It is called metrics_handler there; the config has task and metrics.",
+    "compute_metrics": f"{_OF_THE_TRAINER} {_OF_METRICS}",
     **dict.fromkeys(("devices", "gpus", "num_gpus", "num_nodes", "strategy", "accelerator"), _OF_THE_LAUNCH),
     "load_best_model_at_end": "The best checkpoint is kept, by metric_for_best_model: evaluate RUN --checkpoint best.",
     "trainer": "The file has a section 'trainer', as a recipe's config has: pass what is in it.",
@@ -364,7 +370,7 @@ def tells_unknown_fields(cls: type[T]) -> type[T]:
 
 ARGUMENTS_OF_OTHERS = {
     "args": "config", "training_args": "config", "tokenizer": "preprocessor", "processing_class": "preprocessor",
-    "callbacks": "hooks", "compute_metrics": "metrics_handler", "collate_fn": "data_collator",
+    "callbacks": "hooks", "collate_fn": "data_collator",
     "collator": "data_collator",
     "train_data": "train_dataset", "train_dataloader": "train_dataset", "train_loader": "train_dataset",
     "eval_data": "eval_dataset", "val_dataset": "eval_dataset", "valid_dataset": "eval_dataset",
@@ -395,6 +401,10 @@ def tells_unknown_arguments(cls: type[T]) -> type[T]:
 
 def _unknown_argument(owner: str, name: str, known: Collection[str]) -> str:
     sentence = f"{name!r} is not an argument of {owner}."
+    if name == "compute_metrics":
+        return f"{sentence} {_OF_METRICS}"
+    if name in {"hook", "hooks", "callback", "callbacks"} and "hooks" not in known:
+        return f"{sentence} {_OF_A_TRAINER_CLASS}"
     if ARGUMENTS_OF_OTHERS.get(name) in known:
         return f"{sentence} Here it is called {ARGUMENTS_OF_OTHERS[name]!r}."
     if (field := FOREIGN_FIELDS.get(name, name)) in FIELDS_TAKEN_FOR_ARGUMENTS:

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from numbers import Number
-from types import NoneType
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -58,6 +57,9 @@ IGNORED_LABEL = -100
 SAMPLE = "a sample"
 UNSTACKABLE = (RuntimeError, TypeError, ValueError, AttributeError)
 NUMBER_KINDS = "biuf"  # numpy's letters for bool, int, unsigned, float
+TEXT_KINDS = "SU"
+MOST_SHOWN = 40
+TEXT_ARRAY = "a text in a NumPy array"
 PADDINGS = ("longest", "max_length")
 SIDES = ("left", "right")
 TENSOR_KINDS = ("list", "numpy", "torch")
@@ -166,7 +168,10 @@ def misfit(what: str, values: Sequence[Any], error: Exception | None) -> DataErr
                 default_collate(list(column))
             except UNSTACKABLE as inner:
                 return misfit(f"entry {number}" if what == SAMPLE else f"{what}, entry {number}", column, inner)
-    reason = "" if error is None or isinstance(values[0], NoneType) else f" ({str(error).rstrip('.')})"
+    is_told = values[0] is None or usual.startswith(TEXT_ARRAY)
+    if usual == TEXT_ARRAY:
+        usual = f"{usual} ({str(values[0])[:MOST_SHOWN]!r})"
+    reason = "" if error is None or is_told else f" ({str(error).rstrip('.')})"
     words = f"every sample of a batch is {usual}" if what == SAMPLE else f"{what} is {usual} in every sample of a batch"
     remedy = (
         "Return tensors without a gradient: tensor.detach()." if "requires grad" in reason else _remedy(what, usual)
@@ -177,6 +182,8 @@ def misfit(what: str, values: Sequence[Any], error: Exception | None) -> DataErr
 def _form(value: Any) -> str:
     """Say of which kind a value is, by which it fits into a batch with others or not."""
     if isinstance(value, torch.Tensor | np.ndarray):
+        if isinstance(value, np.ndarray) and value.dtype.kind in TEXT_KINDS:
+            return f"{TEXT_ARRAY}, of shape {shape_text(value)}" if value.ndim else TEXT_ARRAY
         kind = "a tensor" if isinstance(value, torch.Tensor) else "an array"
         return f"{kind} of shape {shape_text(value)}" if value.ndim else f"{kind} of a single value"
     if isinstance(value, str | bytes):
@@ -189,6 +196,8 @@ def _form(value: Any) -> str:
 def _remedy(what: str, *forms: str) -> str:
     if "None" in forms:
         return "Return a value for every sample, or leave the sample out of the dataset."
+    if any(form.startswith(TEXT_ARRAY) for form in forms):
+        return "Return numbers instead: for a label, the number of its class (0, 1, ...)."
     if what == SAMPLE and len(forms) > 1:
         return "Return samples of one kind, with as many entries, from the dataset; or pass data_collator=."
     if all(re.search(r" of (shape )?\d", form) for form in forms) and len(forms) > 1:

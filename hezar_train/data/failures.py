@@ -48,7 +48,7 @@ def read_sample(dataset: Any, index: int) -> Any:
     except (StopIteration, SystemExit) as end:
         raise DataError(
             f"sample {index} of {_name(dataset)}: its __getitem__ ended with {type(end).__name__}{_last_line(end)}; "
-            "expected a sample, or an error that says what is wrong. Take next() or sys.exit() out there."
+            f"expected a sample, or an error that says what is wrong. {_instead_of(end)}"
         ) from end
     except HezarTrainError:
         raise
@@ -104,8 +104,11 @@ def note_samples(error: Exception, window: Window, number: int, data: str) -> No
     """Note of which samples the batch of so high a number in its window was made, where their numbers are known."""
     if number < len(window.indices):
         indices = window.indices[number]
+        batch = window.batches[number] if number < len(window.batches) else None
+        form = f" ({form_of(batch)})" if isinstance(batch, torch.Tensor) else ""  # inputs alone, told nowhere else
         error.add_note(
-            f"The batch held the samples {_listed(indices)} (in this order) of the {data}.{_named_row(error, indices)}"
+            f"The batch{form} held the samples {_listed(indices)} (in this order) of the {data}."
+            f"{_named_row(error, indices)}"
         )
 
 
@@ -133,6 +136,13 @@ def _named_row(error: Exception, indices: SampleIndices) -> str:
     """Name the sample that an error is about, where it tells the row and there is one for each sample."""
     row, num_rows = getattr(error, "place", None) or (0, 0)
     return f" It is about sample {int(indices[row])}." if num_rows and num_rows == len(indices) else ""
+
+
+def _instead_of(end: BaseException) -> str:
+    """Say what to do about code that ended without an error of its own."""
+    if isinstance(end, SystemExit):
+        return "Remove the call that ends the program, or raise an error instead."
+    return "If next() was called there, it found nothing more: give it a default, next(it, None), or raise an error."
 
 
 def _last_line(end: BaseException) -> str:

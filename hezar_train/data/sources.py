@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, MappingView, Set
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,11 @@ def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if hasattr(dataset, "set_seed"):  # a dataset with a generator of its own
         dataset.set_seed(order.seed)
+    if isinstance(data, Set | MappingView):
+        raise DataError(
+            f"the data is {a_kind(data)}, which has no __getitem__; expected a dataset with __len__ and __getitem__, "
+            "an iterable dataset, or a DataLoader. Make a list of it: list(data)."
+        )
     if order.by_length is not None:
         refuse_without_lengths(data)
     if isinstance(data, DataLoader):

@@ -517,6 +517,10 @@ class EpochBatches:
 
 
 LOOK_AT_THEM = "Look at them, lower learning_rate, or set max_grad_norm"
+LOOK_AT_THE_MODEL = (
+    "Nothing was trained yet, so learning_rate is not the cause: look at them, and at what forward() and the loss "
+    "compute of them (a logarithm or a division of 0)"
+)
 
 
 def refuse_non_finite(
@@ -529,9 +533,11 @@ def refuse_non_finite(
     samples = window.samples()
     named = ", ".join(map(str, samples[:MAX_NAMED_SAMPLES])) or "not known: the data is a stream"
     more = f" and {len(samples) - MAX_NAMED_SAMPLES} more" if len(samples) > MAX_NAMED_SAMPLES else ""
+    is_first = state.update_step == 0 and how == NOT_APPLIED
+    remedy = unfit_values(window) or (LOOK_AT_THE_MODEL if is_first else LOOK_AT_THEM)
     raise NonFiniteError(
         f"{what}{whose} in the update at step {state.global_step + 1} (epoch {state.epoch}); {how}. Samples of the "
-        f"window: {named}{more}. {unfit_values(window) or LOOK_AT_THEM}; what was saved so far is intact.",
+        f"update: {named}{more}. {remedy}; what was saved so far is intact.",
         step=state.global_step + 1,
         samples=samples,
     )

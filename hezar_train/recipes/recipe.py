@@ -227,13 +227,21 @@ def _override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{text!r} is not an override: expected key=value, such as batch_size=16")
     try:
-        return key, parse_yaml(value, Path(key))
+        return key, parse_yaml(value, Path(key), of_lines=False)
     except ConfigError as error:
         shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
-        remedy = f"Quote it: {key}='...'"
+        remedy = _unclosed(value) if "got the end" in str(error) else f"Quote it: {key}='...'"
         if not value.isprintable():
             remedy = "Take out the characters that cannot be printed."
         raise ConfigError(f"the value of {shown!r} cannot be read as YAML ({error}). {remedy}") from error
+
+
+def _unclosed(value: str) -> str:
+    """Say what a value lacks whose end came too early."""
+    for opening, closing in ("[]", "{}"):
+        if value.count(opening) > value.count(closing):
+            return f"Its {opening!r} is not closed: end it with {closing!r}."
+    return "Close what it opens: a bracket or a quotation mark."
 
 
 def recipe_names() -> list[str]:

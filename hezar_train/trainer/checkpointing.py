@@ -46,7 +46,15 @@ from hezar_train.checkpoint.manifest import MODEL_FILE, read_best_step, replace_
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, to_yaml, write_atomically
 from hezar_train.data import Source
-from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError, choices, state_for
+from hezar_train.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NoSuchCheckpointError,
+    RunLockedError,
+    choices,
+    state_for,
+)
 from hezar_train.events import EventStorage
 from hezar_train.hub import (
     fetch_checkpoint,
@@ -491,6 +499,17 @@ def load_initial_weights(model: nn.Module, source: str | os.PathLike[str], proce
     tell_weights(initial_weights(model, Path(str(processes.share(found)))), source)
 
 
+def _refuse_missing(path: Path, store: CheckpointStore) -> None:
+    if path.exists():
+        return
+    steps = store.steps()
+    there = f"has the steps {', '.join(map(str, steps))}; true takes the newest" if steps else "has no checkpoint"
+    raise NoSuchCheckpointError(
+        f"resume_from_checkpoint={str(path)!r} does not exist; {store.root} {there}. Name the folder of a checkpoint, "
+        "or leave the field out to start from the beginning."
+    )
+
+
 def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | None:
     """Return the checkpoint that the config asks for: the newest that verifies, or the one at a path.
 
@@ -503,6 +522,7 @@ def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | No
     if is_hub_address(wanted):
         return checked(store.open(fetch_into(folder, str(wanted), config.to_dict())))
     if wanted is not True and wanted not in NAMES:  # a Path is a place, also one that is called "best"
+        _refuse_missing(Path(os.fspath(wanted)), store)
         return checked(store.open(Path(os.fspath(wanted))))
     if wanted == "best":
         return checked(store.open(store.path(_best_step(folder))))

@@ -78,13 +78,15 @@ def no_tensor(logits: Any, labels: Any) -> DataError:
 
 def no_labels(others: Mapping[str, Any]) -> DataError:
     """Return the refusal of a batch in which no labels are found, only others by name or none."""
+    if not others:
+        return DataError(
+            "criterion is set, but the batch has no labels: it is inputs alone. Make each sample a tuple (inputs, "
+            "label), as TensorDataset(inputs, labels) does, or a mapping with 'labels'."
+        )
     near = [key for key in others if str(key).lower() in LIKE_LABELS]
-    return DataError(
-        "criterion is set, but the batch has no labels"
-        + (f": it has {', '.join(f'{key} ({form_of(value)})' for key, value in others.items())}" if others else "")
-        + ". Put them under 'labels', or last in the tuple."
-        + (f" Rename {near[0]!r} to 'labels'." if near else "")
-    )
+    there = ", ".join(f"{key} ({form_of(value)})" for key, value in others.items())
+    remedy = f"Rename {near[0]!r} to 'labels'" if near else "Put them under 'labels'"
+    return DataError(f"criterion is set, but the batch has no labels: it has {there}. {remedy}.")
 
 
 def no_logits(outputs: Mapping[str, Any]) -> DataError:
@@ -102,9 +104,10 @@ def no_logits(outputs: Mapping[str, Any]) -> DataError:
 
 def unlike_shapes(criterion: object, logits: torch.Tensor, labels: torch.Tensor) -> DataError:
     """Return the refusal of a loss of differences between one shape and another."""
+    also = ", and labels as float" if isinstance(criterion, BINARY_LOSSES) and not labels.is_floating_point() else ""
     return DataError(
         f"{type(criterion).__name__} compares number with number, but the logits are {form_of(logits)} and the labels "
-        f"{form_of(labels)}; expected one shape. For classes by number, set criterion='CrossEntropyLoss'. {WHERE}"
+        f"{form_of(labels)}; expected one shape{also}. For classes by number, set criterion='CrossEntropyLoss'. {WHERE}"
     )
 
 
@@ -121,6 +124,8 @@ def refused_loss(criterion: Any, logits: torch.Tensor, labels: torch.Tensor, err
             f"{name} needs more than logits and labels ({needs}), which a criterion does not get. Compute it in the "
             "model's compute_loss(), or choose another criterion."
         )
+    if isinstance(criterion, BINARY_LOSSES) and logits.shape != labels.shape:
+        return unlike_shapes(criterion, logits, labels)
     given = f"logits ({form_of(logits)}) with labels ({form_of(labels)})"
     if isinstance(criterion, BINARY_LOSSES) and logits.shape == labels.shape and labels.dtype != logits.dtype:
         return DataError(
@@ -171,6 +176,12 @@ def _about_shapes(logits: torch.Tensor, labels: torch.Tensor, expected: str) -> 
         return f"expected {expected}. Take off the last dimension: labels.squeeze(1)."
     if labels.shape == logits.shape:
         return f"expected {expected}. If they are one-hot: labels.argmax(1), or labels.float() for probabilities."
+    if labels.ndim == logits.ndim == 2 and len(labels) == num_rows:
+        num_outputs, num_classes = logits.shape[1], labels.shape[1]
+        return (
+            f"expected {expected}, or one probability a class, as float of shape {num_rows}x{num_outputs}. If they are "
+            f"one-hot over {num_classes} classes, give the model {num_classes} outputs; it has {num_outputs}."
+        )
     return f"expected {expected}. {WHERE}"
 
 
@@ -190,8 +201,10 @@ def _no_such_class(criterion: nn.Module, logits: torch.Tensor, labels: torch.Ten
 
 
 def no_loss_tensor(source: str, found: object) -> DataError:
-    """Return the refusal of a loss that is no tensor."""
+    """Return the refusal of a loss that is no tensor, or an empty one."""
     hint = " Is a return missing there?" if found is None else ""
+    if isinstance(found, torch.Tensor) and not found.numel():
+        hint = " It holds no number: look at what it is computed of."
     return DataError(
         f"the loss is {form_of(found)}, from {source}; expected a single number, as a tensor computed by the model (no "
         f".item(), no float()).{hint}"

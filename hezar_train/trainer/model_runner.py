@@ -126,7 +126,7 @@ class ModelRunner:
                 f"no loss: the model has no compute_loss(), returned no 'loss' (it returned: {choices(outputs)}), and "
                 "criterion is not set. Set criterion='CrossEntropyLoss' (any loss of torch.nn), or return a loss."
             )
-        if not isinstance(found, torch.Tensor):
+        if not isinstance(found, torch.Tensor) or _is_nothing(found):
             raise no_loss_tensor(self._source_of_loss(), found)
         return found if found.ndim == 0 else found.mean()
 
@@ -283,6 +283,11 @@ def _can_take(signature: inspect.Signature, num_inputs: int) -> bool:
     return True
 
 
+def _is_nothing(loss: torch.Tensor) -> bool:
+    """Tell whether a loss holds no number and comes from no model; one that does may be of a batch without a label."""
+    return not loss.numel() and torch.is_grad_enabled() and not loss.requires_grad
+
+
 def _logits(outputs: Mapping[str, Any]) -> torch.Tensor:
     if "logits" not in outputs:
         raise no_logits(outputs)
@@ -367,5 +372,9 @@ def find_regularizer(name: str | None) -> Regularizer | None:
         )
     found: Regularizer = import_dotted(name, setting="regularizer")
     if not callable(found):
-        raise ConfigError(f"regularizer={name!r} is of type {type(found).__name__}; expected a function of a context.")
+        raise ConfigError(
+            f"regularizer={name!r} is {a_kind(found)}, which cannot be called. Expected the name of a registered "
+            "regularizer, or the dotted path of a function f(ctx) that returns what is added to the loss: correct the "
+            "path."
+        )
     return found

@@ -159,8 +159,9 @@ class RunSession:
             return
         if 0 < plan.total_updates <= plan.warmup_updates:
             logger.warning(
-                "the run ends inside its warm-up, before the rate is what it should be: warmup_steps=%s are %d "
-                "updates, and the run has %d.", config.warmup_steps, plan.warmup_updates, plan.total_updates,
+                "the run ends inside its warm-up, before the learning rate is reached: warmup_steps=%s is %d updates, "
+                "and the run has %d. Give fewer warmup_steps, or train longer (num_epochs, max_steps).",
+                config.warmup_steps, plan.warmup_updates, plan.total_updates,
             )  # fmt: skip
         elif (idle := idle_part(schedule, plan)) is not None:
             logger.warning("%s", idle_warning(idle, schedule, config, plan))

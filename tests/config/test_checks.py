@@ -81,10 +81,14 @@ def test_other_trainers_fields_are_answered_with_ours(foreign: str, ours: str) -
         ("learning_rate", "1e-3", "learning_rate: expected a number, got str '1e-3'"),
         ("learning_rate", float("inf"), "learning_rate=inf must be finite"),
         ("weight_decay", -0.1, "weight_decay=-0.1 must not be negative"),
-        ("max_grad_norm", 0.0, "max_grad_norm=0.0 must be greater than 0"),
+        ("max_grad_norm", 0.0, "max_grad_norm=0.0 must be greater than 0; leave it out (None) for no clipping"),
         ("save_total_limit", 0, "save_total_limit=0 must be at least 1"),
         ("dataloader_shuffle", "yes", "dataloader_shuffle: expected True or False, got str 'yes'"),
-        ("batch_size", None, "batch_size: expected int, got None"),
+        (
+            "batch_size",
+            None,
+            "batch_size: expected int, got None (an empty value is None); give it a value, or leave it out",
+        ),
         ("device", "gpu", "Did you mean 'cuda'?"),
         ("device", "meta", "device='meta' cannot train"),
         ("device", "cuda:first", "expected a number after the colon, such as 'cuda:0'"),
@@ -109,7 +113,11 @@ def test_other_trainers_fields_are_answered_with_ours(foreign: str, ours: str) -
         ("metric_for_best_model", "evaluation.", "lacks the metric's name"),
         ("trackers", "wandb", "trackers: expected a list of names, got str 'wandb'"),
         ("trackers", ["wandb", "neptune"], "trackers[1]='neptune' is not known"),
-        ("resume_from_checkpoint", 3, "resume_from_checkpoint: expected a path (str), got int 3"),
+        (
+            "resume_from_checkpoint",
+            3,
+            "resume_from_checkpoint: expected a path (str), got int 3; write ./3 for a path of that name",
+        ),
     ],
 )
 def test_a_mistake_is_one_problem_that_names_it(field: str, value: object, sentence: str) -> None:

@@ -29,7 +29,7 @@ def test_a_goal_is_a_metric_a_direction_and_a_number(text: str, goal: Goal) -> N
     "text", ["", "accuracy", "accuracy 0.9", "accuracy > 0.9", "accuracy == 0.9", "accuracy >= nan", "0.9 <= a.b >= 1"]
 )
 def test_any_other_text_is_refused_with_the_form_that_is_expected(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"stop_when='.*' cannot be read: expected text such as 'accuracy >= 0.9'"):
+    with pytest.raises(ConfigError, match=r"stop_when='.*' cannot be read: .*expected text such as 'accuracy >= 0.9'"):
         TrainerConfig("run", stop_when=text)
 
 

@@ -137,7 +137,7 @@ class TestSweep:
         assert all(map(math.isfinite, found.smoothed))
 
     def test_a_model_that_never_had_a_finite_loss_is_told_with_its_samples(self, toy: Toy) -> None:
-        with pytest.raises(NonFiniteError, match="Samples of the window"):
+        with pytest.raises(NonFiniteError, match="Samples of the update"):
             sweep(toy(scripted(lambda _: math.nan)))
 
     def test_a_step_in_the_users_own_way_is_swept_too(self, toy: Toy) -> None:
