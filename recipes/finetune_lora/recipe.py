@@ -18,7 +18,7 @@ from torch import nn
 
 from hezar_train import Recipe
 from hezar_train.data import PackingDataCollator, encode_conversations, encode_prompt
-from hezar_train.errors import ConfigError, MissingDependencyError
+from hezar_train.errors import ConfigError, DataError, MissingDependencyError
 from hezar_train.recipes import asked_for, load_splits, refuse_missing_columns, text_of, with_held_out
 
 FACTS_FILE = Path(__file__).with_name("facts.tsv")
@@ -183,8 +183,16 @@ def pretrained(name: str | None, chat_template: str | None) -> tuple[nn.Module, 
     if tokenizer.pad_token is None:
         raise ConfigError(f"recipe.model={name} has neither pad_token nor eos_token; expected one of them. Add it.")
     if chat_template is not None:
-        tokenizer.chat_template = text_of(Path(chat_template))
+        tokenizer.chat_template = template_of(Path(chat_template))
     return network, tokenizer
+
+
+def template_of(path: Path) -> str:
+    """Read a chat template."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"recipe.chat_template={str(path)!r} cannot be read: {error}. Name a file of Jinja.") from error
 
 
 def with_adapters(
