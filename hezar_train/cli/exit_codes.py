@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -61,6 +62,8 @@ Exit codes:
 
 ERROR_MARK = "error: "
 UNEXPECTED = "This was not expected."
+OF_THE_RECIPE = "This came from the recipe: its code, its data or its options. Correct it there."
+ASKED_BYTES = re.compile(r"you tried to allocate (\d+) bytes")
 NO_SPACE = "Nothing could be written there. Free some space, or name a folder on another disk."
 OF_THE_SYSTEM = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), NO_RIGHT),
@@ -170,7 +173,10 @@ def show_unexpected(kind: type[BaseException], error: BaseException, trace: Trac
     lines += told
     if isinstance(error, ModuleNotFoundError) and own:
         lines.append(f"Install the package {str(error.name).partition('.')[0]!r}, or correct the import.")
-    cause = "This came from the code or the data of the recipe: correct it there." if told or own else UNEXPECTED
+    if (asked := ASKED_BYTES.search(str(error))) is not None:
+        size = f"{int(asked[1]) / 1e9:,.3g} GB" if int(asked[1]) < 1e12 else f"{int(asked[1]) / 1e12:,.3g} TB"
+        lines.append(f"There is not enough memory: {size} were asked for at once. Make what is built there smaller.")
+    cause = OF_THE_RECIPE if told or own else UNEXPECTED
     lines.append(f"{cause}{where} --debug shows it here.")
     show_error("\n".join(lines))
 

@@ -105,7 +105,8 @@ def note_samples(error: Exception, window: Window, number: int, data: str) -> No
     if number < len(window.indices):
         indices = window.indices[number]
         batch = window.batches[number] if number < len(window.batches) else None
-        form = f" ({form_of(batch)})" if isinstance(batch, torch.Tensor) else ""  # inputs alone, told nowhere else
+        is_told = not isinstance(error, HezarTrainError)  # where the model was called
+        form = f" ({form_of(batch)})" if isinstance(batch, torch.Tensor) and not is_told else ""
         error.add_note(
             f"The batch{form} held the samples {_listed(indices)} (in this order) of the {data}."
             f"{_named_row(error, indices)}"

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from hezar_train.config import TrainerConfig, read_mapping, write_mapping
 from hezar_train.config.named_code import named_code, texts_in
-from hezar_train.errors import CheckpointError, ConfigError, a_kind, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.events import FINISHED, end_of, read_starts
 from hezar_train.recipes.recipe import (
     CONFIG_NAME,
     CONFIG_SUFFIXES,
+    MOST_SHOWN,
+    OPTION_PREFIX,
     RECIPE_NAME,
     LoadedRecipe,
     Recipe,
@@ -322,13 +324,26 @@ def build_recipe(loaded: LoadedRecipe) -> tuple[Recipe, ModuleType]:
     remember(loaded)
     seed_python_numpy_torch(loaded.config.seed)  # the model's first weights are then a function of the seed, too
     module = import_recipe(loaded.source)
-    built = module.build(**loaded.options)
+    built = _built_by(module, loaded.options)
     if not isinstance(built, Recipe):
         raise ConfigError(
             f"{loaded.source}: build() returned {a_kind(built)}; expected a hezar_train.Recipe. End it with: return "
             "Recipe(model=..., train_dataset=...)"
         )
     return built, module
+
+
+def _built_by(module: ModuleType, options: Mapping[str, Any]) -> Any:
+    """Call a recipe's `build`; note the options that it was called with on an error."""
+    try:
+        return module.build(**options)
+    except HezarTrainError:
+        raise
+    except Exception as error:
+        if options:
+            given = ", ".join(f"{OPTION_PREFIX}{name}={str(value)[:MOST_SHOWN]}" for name, value in options.items())
+            error.add_note(f"This was raised while build() ran with {given}. Is that what it should be?")
+        raise
 
 
 def import_recipe(source: Path) -> ModuleType:

@@ -111,6 +111,10 @@ class Recipe:
                 f"there are several models ({choices(map(str, self.model))}), and the plain trainer trains one. Say "
                 "what trains them: Recipe(..., trainer_class=...), a subclass of MultiModelTrainer."
             )
+        if self.trainer_class is None and self.model is None:
+            raise ConfigError(
+                "the model of the Recipe is None; expected a torch.nn.Module. Is a return missing in what makes it?"
+            )
         make: Callable[..., Trainer] = self.trainer_class or Trainer
         _refuse_other_class(make, Trainer)
         trainer = make(

@@ -33,6 +33,7 @@ from hezar_train.trainer.loss_refusals import (
     unlike_shapes,
     usable_criterion,
 )
+from hezar_train.trainer.model_refusals import remedy_for
 
 __all__ = [
     "DeviceHold",
@@ -97,9 +98,13 @@ class ModelRunner:
                 "change the dataset, the data_collator or forward()."
             ) from error
         if not isinstance(error, HezarTrainError):
+            model = unwrap(self._model)
+            has_labels = isinstance(batch, list | tuple) and len(batch) > 1
+            lacks = self._own_loss is None and self._criterion is not None and labels_of(batch) is None
             error.add_note(
-                f"This was raised while the model {name} was called with a batch that is {form_of(batch)}. If that is "
-                f"not what it takes, change the dataset or the data_collator.{_hint_of(error, batch)}"
+                f"This was raised while the model {name} was called with a batch that is {form_of(batch)}"
+                f"{', of which the last counts as the labels' if has_labels else ''}. "
+                f"{remedy_for(error, model, batch, lacks_labels=lacks and model.training)}"
             )
 
     def loss(self, outputs: Mapping[str, Any], labels: Any, others: Mapping[str, Any]) -> torch.Tensor:
@@ -255,24 +260,6 @@ def _tell_of_loss(criterion: object, logits: torch.Tensor, labels: torch.Tensor,
 def _is_torchs(criterion: object) -> bool:
     module = type(criterion).__module__ if isinstance(criterion, nn.Module) else getattr(criterion, "__module__", None)
     return str(module).partition(".")[0] in {"torch", "None", "builtins"}
-
-
-def _hint_of(error: Exception, batch: Any) -> str:
-    """Say what a well-known sentence of torch means."""
-    if isinstance(error, IndexError) and "index out of range in self" in str(error):
-        return (
-            " An index is as high as its nn.Embedding has rows, or negative: has the tokenizer more tokens than those?"
-        )
-    if "must have the same dtype" in str(error):
-        return " Bring inputs and weights to one dtype: inputs.float(), or model.float()."
-    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-    if isinstance(error, TypeError) and isinstance(parts, list | tuple) and any(map(_is_untensored, parts)):
-        return " Make tensors of lists and numbers of texts (a tokenizer) in the dataset."
-    return ""
-
-
-def _is_untensored(part: Any) -> bool:
-    return isinstance(part, list | tuple) and bool(part) and isinstance(part[0], str | list | tuple | torch.Tensor)
 
 
 def _can_take(signature: inspect.Signature, num_inputs: int) -> bool:

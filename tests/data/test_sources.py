@@ -102,7 +102,6 @@ class TestDispatch:
             (SizedStream(), StreamSource),
             ((number for number in range(3)), StreamSource),
             (iter([1, 2]), StreamSource),
-            ({1, 2}, StreamSource),
             (DataLoader(Numbers(), batch_size=3), MapSource),
             (DataLoader(Numbers(), batch_size=3, shuffle=True), MapSource),
             (DataLoader(Numbers(), batch_size=3, sampler=SequentialSampler(Numbers())), MapSource),
@@ -125,7 +124,15 @@ class TestDispatch:
 
     @pytest.mark.parametrize(
         ("data", "said"),
-        [(3, "an int"), (None, "None"), (object(), "an object"), ("imdb", "'imdb'"), (b"imdb", "a bytes")],
+        [
+            (3, "an int"),
+            (None, "None"),
+            (object(), "an object"),
+            ("imdb", "'imdb'"),
+            (b"imdb", "a bytes"),
+            ({1, 2}, "a set, which has no __getitem__"),
+            ({"a": 1}.values(), "a dict_values, which has no __getitem__"),
+        ],
     )
     def test_what_is_no_data_is_refused(self, data: Any, said: str) -> None:
         with pytest.raises(DataError, match=f"the data is {said}.*; expected a dataset with __len__"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hezar_train.cli import root
 from hezar_train.cli.exit_codes import EXIT_FAILED, show_unexpected
 from hezar_train.recipes import load_recipe
 from hezar_train.recipes.trust import remember
+from hezar_train.runtime import logger
 
 Answer = tuple[int, str]
 Ask = Callable[..., Answer]
@@ -88,13 +91,27 @@ def write_recipe() -> Callable[..., None]:
     return write
 
 
+@contextmanager
+def without_pytests_log() -> Iterator[None]:
+    """Let the package speak as to a user who has not set up logging: pytest's handlers keep its warnings to the log."""
+    everyone = logging.getLogger()
+    kept, own, level = everyone.handlers, logger.handlers, logger.level
+    everyone.handlers, logger.handlers = [], []
+    try:
+        yield
+    finally:
+        everyone.handlers, logger.handlers = kept, own
+        logger.setLevel(level)
+
+
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run `hezar-train` with arguments; return its exit code and all that it wrote, as a user meets them."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str, stdin: str | None = None) -> Answer:
-        done = CliRunner().invoke(root, arguments, input=stdin, prog_name="hezar-train")
+        with without_pytests_log():
+            done = CliRunner().invoke(root, arguments, input=stdin, prog_name="hezar-train")
         if done.exc_info is None or isinstance(done.exception, SystemExit | None):
             return done.exit_code, done.output
         show_unexpected(*done.exc_info)

@@ -1,0 +1,88 @@
+"""What an error of a model that was called with a batch means, and what to do; asked only after a call has failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["remedy_for"]
+
+NO_FORWARD = re.compile(r"Module \[(\w+)\] is missing the required \"forward\" function")
+UNLIKE_WIDTHS = re.compile(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x\d+\)")
+HOLDERS = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
+USUAL = "If that is not what it takes, change the dataset, the data_collator or the model."
+SWAPPED = "Are they in the wrong order? Return the inputs first and the label last: (inputs, label)."
+NO_LABELS = (
+    "It has no labels, which the criterion needs; expected samples (inputs..., label), or mappings with 'labels'. "
+    "Change the dataset."
+)
+
+
+def remedy_for(error: Exception, model: nn.Module, batch: Any, *, lacks_labels: bool) -> str:
+    """Say what a well-known sentence of torch means, and what to change."""
+    words = str(error)
+    if (found := NO_FORWARD.search(words)) is not None:
+        return _about_forward(found[1])
+    if lacks_labels:
+        is_numbers = isinstance(batch, torch.Tensor) and not batch.is_floating_point()
+        return NO_LABELS if is_numbers else f"{NO_LABELS} {_hint_of(error, batch)}".rstrip()
+    if (found := UNLIKE_WIDTHS.search(words)) is not None:
+        return f"{USUAL} {_about_width(model, batch, *map(int, found.groups()))}"
+    if "must have the same dtype" in words:
+        return SWAPPED if _is_swapped(batch) else f"{USUAL} {_hint_of(error, batch)}"
+    return f"{USUAL} {_hint_of(error, batch)}".rstrip()
+
+
+def _about_forward(name: str) -> str:
+    if name in HOLDERS:
+        return (
+            f"A {name} only holds what is put into it and cannot be called: use torch.nn.Sequential, or call its "
+            "layers one after the other in forward()."
+        )
+    return (
+        f"The class {name} has no forward(); expected def forward(self, ...). Define it there: is its name misspelt, "
+        "or its indentation wrong?"
+    )
+
+
+def _about_width(model: nn.Module, batch: Any, num_rows: int, given: int, expected: int) -> str:
+    """Say which of two numbers is the layer's and which the data's."""
+    inputs = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    if num_rows == 1 and isinstance(inputs, torch.Tensor) and inputs.shape == (given,):
+        return f"A layer that takes {expected} features got one number a sample: give each sample {expected} numbers."
+    is_of_samples = isinstance(inputs, torch.Tensor) and inputs.shape[-1:] == (given,)
+    remedy = (
+        f"{f'give every sample {expected}' if is_of_samples else 'change what it is given'}, or make it for {given}"
+    )
+    if not model.training:
+        remedy = "samples to evaluate or to predict for must have the shape of those trained on"
+    return f"A layer (such as torch.nn.Linear) that takes {expected} features got {given}: {remedy}."
+
+
+def _is_swapped(batch: Any) -> bool:
+    """Tell whether a batch looks as if its labels came first: whole numbers, one a sample, before rows of others."""
+    if not isinstance(batch, list | tuple) or len(batch) != 2 or not all(isinstance(p, torch.Tensor) for p in batch):
+        return False
+    first, last = batch
+    return not first.is_floating_point() and last.is_floating_point() and first.ndim < last.ndim
+
+
+def _hint_of(error: Exception, batch: Any) -> str:
+    if isinstance(error, IndexError) and "index out of range in self" in str(error):
+        return (
+            "An index is as high as its nn.Embedding has rows, or negative: has the tokenizer more tokens than those?"
+        )
+    if "must have the same dtype" in str(error):
+        return "Bring inputs and weights to one dtype: inputs.float(), or model.float()."
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(error, TypeError) and isinstance(parts, list | tuple) and any(map(_is_untensored, parts)):
+        return "Make tensors of lists and numbers of texts (a tokenizer) in the dataset."
+    return ""
+
+
+def _is_untensored(part: Any) -> bool:
+    return isinstance(part, list | tuple) and bool(part) and isinstance(part[0], str | list | tuple | torch.Tensor)
