@@ -245,7 +245,7 @@ def _applied(messages: Messages, tokenizer: Any, tools: Sequence[Any] | None, **
     try:
         return tokenizer.apply_chat_template([dict(message) for message in messages], tools=tools, **options)
     except TemplateError as error:
-        roles = choices(str(message["role"]) for message in messages)
+        roles = ", ".join(str(message["role"]) for message in messages)
         raise DataError(
             f"the chat template refuses a conversation of the roles {roles}: {error}. Bring its messages to the order "
             "that the model knows, or take another template."
