@@ -1,6 +1,6 @@
 """Compare the pace of the trainer with that of a loop written by hand, and fail if it falls behind its limit.
 
-    python benchmarks/pace.py [tiny|small|all] [--rounds 7] [--profile]
+    python benchmarks/pace.py [tiny|ordinary|small|all] [--rounds 7] [--profile]
 
 Every contestant runs in a fresh process, on one thread and on a pseudo-terminal, one after another, several rounds
 over. Each stamps the time after its first log period and after its last step, so that imports and set-up count for
@@ -48,6 +48,7 @@ class Workload:
 
 WORKLOADS = {
     "tiny": Workload(batch_size=8, num_steps=6000, limit=1.10),
+    "ordinary": Workload(batch_size=8, num_steps=6000, limit=1.00),
     "small": Workload(batch_size=16, num_steps=200, limit=1.02),
 }
 
@@ -80,6 +81,17 @@ def make_model(workload: str) -> Any:
 
     if workload == "tiny":
         return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, LABELS))
+    if workload == "ordinary":
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, LABELS))
+
+            def forward(self, inputs: Any) -> Any:
+                return self.layers(inputs)
+
+        return Net()
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
@@ -101,8 +113,40 @@ def make_dataset(workload: str) -> Any:
     from torch.utils.data import TensorDataset
 
     size = WORKLOADS[workload].batch_size * WORKLOADS[workload].num_steps
+    if workload == "ordinary":
+        return Rows(torch.randn(size, 32), torch.randint(LABELS, (size,)))
     inputs = torch.randn(size, 32) if workload == "tiny" else torch.randint(VOCABULARY, (size, TOKENS))
     return TensorDataset(inputs, torch.randint(LABELS, (size,)))
+
+
+class Rows:
+    """A dataset as people write it: a dict of tensors for each index."""
+
+    def __init__(self, inputs: Any, labels: Any) -> None:
+        self._inputs, self._labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"inputs": self._inputs[index], "labels": self._labels[index]}
+
+
+def stack(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make a batch, as people write it."""
+    import torch
+
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def collate_of(workload: str) -> Callable[[list[Any]], Any] | None:
+    """Return the collate function of a workload; None: torch's own."""
+    return stack if workload == "ordinary" else None
+
+
+def pair_of(batch: Any) -> Any:
+    """Return the inputs and labels of a batch."""
+    return (batch["inputs"], batch["labels"]) if isinstance(batch, dict) else batch
 
 
 def make_parts(workload: str) -> tuple[Any, Any, Any, Any, Any]:
@@ -113,7 +157,10 @@ def make_parts(workload: str) -> tuple[Any, Any, Any, Any, Any]:
     from torch.utils.data import DataLoader
 
     model = make_model(workload)
-    loader = DataLoader(make_dataset(workload), batch_size=WORKLOADS[workload].batch_size, shuffle=True)
+    collate = collate_of(workload)
+    loader = DataLoader(
+        make_dataset(workload), batch_size=WORKLOADS[workload].batch_size, shuffle=True, collate_fn=collate
+    )
     optimizer = AdamW(model.parameters(), lr=RATE, fused=True)
     scheduler = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=len(loader))
     return model, loader, nn.CrossEntropyLoss(), optimizer, scheduler
@@ -125,7 +172,8 @@ def run_bare(workload: str, clock: Clock) -> None:
 
     model, loader, criterion, optimizer, scheduler = make_parts(workload)
     model.train()
-    for step, (inputs, labels) in enumerate(loader, start=1):
+    for step, batch in enumerate(loader, start=1):
+        inputs, labels = pair_of(batch)
         loss = criterion(model(inputs), labels)
         loss.backward()
         clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
@@ -145,7 +193,8 @@ def run_accelerate(workload: str, clock: Clock) -> None:
     accelerator = Accelerator(cpu=True)
     model, loader, optimizer = accelerator.prepare(model, loader, optimizer)
     model.train()
-    for step, (inputs, labels) in enumerate(loader, start=1):
+    for step, batch in enumerate(loader, start=1):
+        inputs, labels = pair_of(batch)
         loss = criterion(model(inputs), labels)
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
@@ -181,7 +230,8 @@ def run_trainer(workload: str, clock: Clock) -> None:
             log_steps=LOG_STEPS,
             criterion="CrossEntropyLoss",
         )
-        Trainer(config, make_model(workload), make_dataset(workload), hooks=[Watch()]).train()
+        data = make_dataset(workload)
+        Trainer(config, make_model(workload), data, data_collator=collate_of(workload), hooks=[Watch()]).train()
 
 
 CONTESTANTS: dict[str, Callable[[str, Clock], None]] = {

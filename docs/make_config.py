@@ -50,6 +50,7 @@ except ConfigError as error:
 
 Every `*_steps` field counts steps (calls of `training_step`), or is a share of the whole run if it is a float below 1.
 It becomes a number of updates when the run is planned: what falls due inside an accumulation window happens at its end.
+With `global_batch_tokens` or `max_tokens_per_batch` it counts updates: the steps of one depend on its samples.
 """
 
 

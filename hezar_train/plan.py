@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hezar_train.config import TrainerConfig, optimizer_name, precision_name, read_mapping, scheduler_name, to_plain
 from hezar_train.config.files import write_mapping
@@ -39,7 +39,9 @@ __all__ = [
     "UNLIMITED",
     "BatchAndEpochNumbers",
     "End",
+    "EpochCount",
     "Plan",
+    "TokenCounter",
     "WindowSpan",
     "calculate_batch_epoch_num",
     "exactness_changes",
@@ -58,7 +60,7 @@ UNLIMITED = 1 << 62
 """Steps or samples without a limit."""
 MOST_STORED = 1 << 80  # of a plan without an end, sums of such numbers
 DIVISORS = frozenset({
-    *("num_processes", "batch_size", "accumulation", "window_samples"),
+    *("num_processes", "batch_size", "accumulation", "window_samples", "window_tokens", "step_tokens"),
     *("log_updates", "save_updates", "eval_updates", "schedule_updates", "total_updates", "total_ticks"),
 })  # fmt: skip
 
@@ -165,10 +167,21 @@ class Plan:
     warmup_updates: int = 0
     """Updates of the warm-up, before the schedule begins."""
 
+    window_tokens: int | None = None
+    """Tokens that a window holds at most, where these and not samples make one; `window_samples` is then their mean."""
+
+    step_tokens: int | None = None
+    """Tokens that a step holds at most on each process; the steps of a window then depend on its samples."""
+
     @property
     def ticks_of_the_run(self) -> int:
         """Ticks in the whole run, its warm-up included; at least 1."""
         return _num_ticks(self, self.schedule_updates, 0)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens bound a window or a step: then what the config counts in steps is counted in updates."""
+        return self.window_tokens is not None or self.step_tokens is not None
 
     @property
     def step_samples(self) -> int:
@@ -263,6 +276,22 @@ def _fits(name: str, value: Any, kind: str) -> bool:
     return type(value) is int and least <= value <= MOST_STORED
 
 
+class EpochCount(NamedTuple):
+    """What an epoch, or a part of it from its start on, has."""
+
+    updates: int
+    samples: int
+    steps: int
+
+
+class TokenCounter(Protocol):
+    """Data whose lengths are known, so that what an epoch has can be counted."""
+
+    def count(self, plan: Plan, epoch: int, num_processes: int, most_updates: int = UNLIMITED) -> EpochCount:
+        """Count an epoch, at most so many of its updates; the epoch's steps are those of so many processes."""
+        ...
+
+
 class WindowSpan(NamedTuple):
     """One update's share of an epoch's order."""
 
@@ -309,13 +338,20 @@ def is_due(period: int | None, update_step: int) -> bool:
 
 
 def make_plan(
-    config: TrainerConfig, num_samples: int | None, num_processes: int = 1, batch_size: int | None = None
+    config: TrainerConfig,
+    num_samples: int | None,
+    num_processes: int = 1,
+    batch_size: int | None = None,
+    counter: TokenCounter | None = None,
 ) -> Plan:
     """Work out a run; `num_samples` None is a stream, and `batch_size` overrides the config's.
 
-    With `global_batch_size` it is the run of one process, cut for more of them: only the steps are others.
+    With `global_batch_size` it is the run of one process, cut for more of them: only the steps are others. Where tokens
+    are counted, `counter` counts them.
     """
     batch_size = config.batch_size if batch_size is None else batch_size
+    if config.counts_tokens:
+        return _plan_by_tokens(config, num_samples, num_processes, batch_size, counter)
     if config.global_batch_size is None:
         return _plan_for(config, num_samples, num_processes, batch_size)
     plan = _plan_for(config, num_samples, 1, batch_size)
@@ -349,6 +385,68 @@ def _plan_for(config: TrainerConfig, num_samples: int | None, num_processes: int
         **_periods(config, total_steps, accumulation),
     )
     return with_ticks(plan, config)
+
+
+def _plan_by_tokens(
+    config: TrainerConfig, num_samples: int | None, num_processes: int, batch_size: int, counter: TokenCounter | None
+) -> Plan:
+    """Plan a run whose updates, or steps, are bounded by tokens: every epoch is counted, because its order decides.
+
+    What the config counts in steps is counted in updates: those are the same on any number of processes.
+    """
+    if num_samples is None or counter is None:
+        raise ConfigError(
+            "global_batch_tokens and max_tokens_per_batch need data whose lengths are known: a dataset with __len__ "
+            "and __getitem__. Pass one, or count samples (batch_size, global_batch_size)."
+        )
+    accumulation, window_samples = _window(config, batch_size * num_processes)
+    _Epoch.cut(config, num_samples, batch_size * num_processes, window_samples)  # raises if there is no update in it
+    plan = dataclasses.replace(
+        one_pass(num_samples, batch_size, num_processes), num_epochs=config.num_epochs, drop_last=config.drop_last,
+        accumulation=accumulation, window_samples=window_samples, window_tokens=config.global_batch_tokens,
+        step_tokens=config.max_tokens_per_batch, steps_in_epoch=None, updates_in_epoch=None,
+    )  # fmt: skip
+    run = _CountedRun.of(config, plan, counter)
+    total = run.total
+    counted: dict[str, Any] = {
+        "window_samples": -(-total.samples // total.updates) if plan.window_tokens else window_samples,
+        "total_steps": total.steps,
+        "total_updates": total.updates,
+        "counted_steps": total.updates,
+        "last_samples": None if config.max_steps is None else total.samples,
+    }
+    plan = with_ticks(dataclasses.replace(plan, **counted | _periods(config, total.updates, 1)), config)
+    if plan.schedule_updates is not None:
+        return plan
+    return dataclasses.replace(plan, total_ticks=max(1, run.whole_epochs))
+
+
+class _CountedRun(NamedTuple):
+    """A run whose epochs were counted one by one."""
+
+    total: EpochCount
+    whole_epochs: int
+
+    @classmethod
+    def of(cls, config: TrainerConfig, plan: Plan, counter: TokenCounter) -> _CountedRun:
+        """Count a run, no further than `max_steps` lets it go."""
+        limit = config.max_steps if isinstance(config.max_steps, int) else UNLIMITED
+        counts = [*cls._epochs(plan, counter, limit)]
+        if isinstance(config.max_steps, float):
+            limit = steps_of(config.max_steps, sum(one.updates for one in counts))
+            counts = [*cls._epochs(plan, counter, limit)]
+        total = EpochCount(*(sum(values) for values in zip(*counts, strict=True)))
+        in_epoch = plan._end_of_epoch(0)
+        return cls(total, sum(one.samples == in_epoch for one in counts))
+
+    @staticmethod
+    def _epochs(plan: Plan, counter: TokenCounter, limit: int) -> Iterator[EpochCount]:
+        for epoch in range(1, plan.num_epochs + 1):
+            if limit <= 0:
+                return
+            found = counter.count(plan, epoch, plan.num_processes, limit)
+            limit -= found.updates
+            yield found
 
 
 def _window(config: TrainerConfig, step_samples: int) -> tuple[int, int]:
@@ -451,10 +549,12 @@ def _periods(config: TrainerConfig, total_steps: int, accumulation: int) -> dict
 
 def with_ticks(plan: Plan, config: TrainerConfig) -> Plan:
     """Return the plan with the ticks and the warm-up that a config asks for; its lengths stay."""
-    one = plan if config.global_batch_size is None else plan.spread_over(1)  # as the config counts its steps
+    is_one = plan.counts_tokens or config.global_batch_size is None
+    one = plan if is_one else plan.spread_over(1)  # as the config counts its steps: of one process, or updates
+    in_update = 1 if plan.counts_tokens else one.accumulation
 
     def updates(steps: float | None) -> int | None:
-        return -(-steps_of(steps, one.counted_steps) // one.accumulation) if steps else None
+        return -(-steps_of(steps, one.counted_steps) // in_update) if steps else None
 
     period = updates(config.lr_scheduling_steps)
     if period is None and _ticks_each_update(config.get):
@@ -547,6 +647,10 @@ _NORMALISED: dict[str, Callable[[Any], Any]] = {
     "dataloader_shuffle": to_plain,
     "reshuffle_each_epoch": to_plain,
     "drop_last": to_plain,
+    "group_by_length": to_plain,
+    "global_batch_tokens": to_plain,
+    "max_tokens_per_batch": to_plain,
+    "packing": to_plain,
     "optimizer": _of_text(optimizer_name),
     "optimizer_kwargs": _keywords,
     "learning_rate": to_plain,
@@ -572,7 +676,8 @@ _NORMALISED: dict[str, Callable[[Any], Any]] = {
 def exactness_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> list[str]:
     """List, in plain words, every change of config or data with which a run cannot go on exactly.
 
-    `old` and `new` are configs as dicts (a missing field has its default). The number of processes is not a change.
+    `old` and `new` are configs as dicts (a missing field has its default). The number of processes is a
+    change only where it changes the samples of an update: `global_batch_size` keeps them.
     """
     return [
         *_plan_changes(old_plan, new_plan),
@@ -593,6 +698,11 @@ def _plan_changes(old: Plan, new: Plan) -> Iterator[str]:
         return  # the same updates, cut for another number of processes
     yield from _change("batch_size", old.batch_size, new.batch_size)
     yield from _change("gradient_accumulation_steps", old.accumulation, new.accumulation)
+    if old.num_processes != new.num_processes:
+        yield (
+            f"samples in an update: {old.window_samples} on {old.num_processes} processes in the checkpoint, "
+            f"{new.window_samples} on {new.num_processes} now (global_batch_size={old.window_samples} keeps them)"
+        )
 
 
 def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
     RUN/
       train_config.yaml  plan.json  recipe.json  environment.json    what was asked for, and each start
       ledger.jsonl  best.json  hub.json  lock                        what was done, and who is doing it
+      lengths.bin                                                    how long each sample is, where that counts
       report.html  curves.png  lr_finder.png                         a page and pictures
       evaluations/{step}.json  evaluations/{step}/                   results, and pictures of samples
       logs/{start}_{host}/                                           metrics.json  training_logs.csv  events.out...
@@ -33,6 +34,9 @@ from hezar_train.errors import ConfigError
 from hezar_train.run_folder import is_plain, plain_path, refuse_links
 
 __all__ = [
+    "ADAPTER_CONFIG_FILE",
+    "ADAPTER_FILE",
+    "BASE_FILE",
     "BEST_FILE",
     "CHECKPOINTS_FOLDER",
     "COMPARISON_FILE",
@@ -49,6 +53,7 @@ __all__ = [
     "HUB_FILE",
     "HUB_STAGING_FOLDER",
     "LEDGER_FILE",
+    "LENGTHS_FILE",
     "LOCK_FILE",
     "LOGS_FOLDER",
     "LR_FINDER_FILE",
@@ -66,6 +71,7 @@ __all__ = [
     "STARTS_FILE",
     "STATE_FILE",
     "TEMPORARY_PREFIX",
+    "TRAINED_FILE",
     "TRASH_PREFIX",
     "RunLayout",
     "is_run",
@@ -79,6 +85,7 @@ PLAN_FILE = "plan.json"
 RECIPE_FILE = "recipe.json"
 STARTS_FILE = "environment.json"
 LEDGER_FILE = "ledger.jsonl"
+LENGTHS_FILE = "lengths.bin"
 BEST_FILE = "best.json"
 HUB_FILE = "hub.json"
 LOCK_FILE = "lock"
@@ -110,6 +117,13 @@ MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
 MANIFEST_FILE = "manifest.json"
+BASE_FILE = "base_model.json"
+"""Of a checkpoint that holds what is trained alone: the frozen base model that it stands on."""
+TRAINED_FILE = "trained.safetensors"
+"""What is trained, for others; not called `MODEL_FILE`, which libraries load as a whole model."""
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+"""Where peft looks for an adapter."""
 PREPROCESSOR_FOLDER = "preprocessor"
 MODEL_CONFIG_FOLDER = "model_config"
 HEZAR_CONFIG_FILE = "model_config.yaml"
@@ -118,7 +132,7 @@ HEZAR_CONFIG_FILE = "model_config.yaml"
 LOG_SUFFIXES = (".json", ".jsonl")
 WRITTEN = (
     *(LOCK_FILE, LEDGER_FILE, f"{LEDGER_FILE}{DROPPED_SUFFIX}", PLAN_FILE, RECIPE_FILE, STARTS_FILE, BEST_FILE),
-    *(HUB_FILE, CONFIG_FILE, EVALUATIONS_FOLDER, HUB_STAGING_FOLDER),
+    *(HUB_FILE, CONFIG_FILE, LENGTHS_FILE, EVALUATIONS_FOLDER, HUB_STAGING_FOLDER),
 )
 """What a run writes, cuts or deletes under a fixed name; reports and pictures only ever take the place of another."""
 
@@ -172,6 +186,7 @@ class RunLayout:
         self.exports = self.root / EXPORTS_FOLDER
         self.ledger = self.root / LEDGER_FILE
         self.plan = self.root / PLAN_FILE
+        self.lengths = self.root / LENGTHS_FILE
         self.config = self.root / CONFIG_FILE if config is None else config
         self.best = self.root / BEST_FILE
         self.recipe = self.root / RECIPE_FILE

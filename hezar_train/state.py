@@ -1,7 +1,6 @@
 """`TrainerState`: where a run is, as one JSON file inside each checkpoint.
 
-Counters, position, loss sums, the best checkpoint and the hooks' own states; no tensors, no settings, no derived
-numbers.
+Counters, position, loss sums and the best checkpoint; no tensors, no settings, no derived numbers.
 """
 
 from __future__ import annotations
@@ -101,7 +100,10 @@ class TrainerState:
     """Number of the model that is trained, where several are trained one after another."""
 
     hooks: dict[str, Any] = field(default_factory=dict)
-    """States of hooks, by the hook's name, in plain values."""
+    """What verbs keep across a kill, in plain values, by name (`use_diff`).
+
+    Hook objects' states are beside the state in a checkpoint, because they may hold tensors.
+    """
 
     files: dict[str, int] = field(default_factory=dict)
     """Sizes in bytes of the append-only files when this state was saved."""
@@ -110,6 +112,10 @@ class TrainerState:
     def loss_tracker_avg(self) -> float:
         """Running mean of the loss; 0.0 before the first."""
         return self.loss_tracker_sum / self.loss_tracker_count if self.loss_tracker_count else 0.0
+
+    def mean_loss(self) -> dict[str, float]:
+        """Return the running mean of the loss under its name in results and logs; nothing before the first update."""
+        return {"train.loss": self.loss_tracker_avg} if self.loss_tracker_count else {}
 
     def update(self, items: Mapping[str, Any] | None = None, **more: Any) -> None:
         """Set several fields; names that are no fields are ignored."""
@@ -193,5 +199,5 @@ def _short(value: Any) -> str:
 def _refuse(value: Any) -> Any:
     raise CheckpointError(
         f"the state holds a {type(value).__name__}, {value!r}: expected plain values (numbers, text, lists, mappings). "
-        "Convert it in the hook's state_dict()."
+        "What state.hooks keeps under a name must be made of them."
     )

@@ -97,6 +97,7 @@ class MetricType(StrEnum):
     CER = "cer"
     CHRF = "chrf"
     CONFUSION_MATRIX = "confusion_matrix"
+    EXACT_MATCH = "exact_match"
     F1 = "f1"
     MAE = "mae"
     MATTHEWS = "matthews"

@@ -40,9 +40,9 @@ class Distance(NamedTuple):
 
 BUDGET = {
     "a quiet step": Distance(functions=69, files=19, changes=42),
-    "a step with log, save and evaluation": Distance(functions=448, files=52, changes=492),
-    "resume": Distance(functions=460, files=64, changes=1215),  # readers believe nothing: many small checks
-    "the whole": Distance(functions=1000, files=77, changes=4080),
+    "a step with log, save and evaluation": Distance(functions=456, files=52, changes=500),
+    "resume": Distance(functions=480, files=66, changes=1300),  # readers believe nothing: many small checks
+    "the whole": Distance(functions=1040, files=79, changes=4180),
 }
 
 

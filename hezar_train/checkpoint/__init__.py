@@ -10,6 +10,7 @@ A run keeps its checkpoints in one folder, each in a folder named after its step
         optimizer.safetensors    the optimizer's tensors ("state.0.exp_avg"), and under "extra." all others
         trainer_state.json       {"state": ..., "model": ..., "optimizer": ..., "extra": ...}
         train_config.yaml        the config as it was asked for
+        base_model.json          if only what is trained is held: the frozen base model that it stands on
         preprocessor/ ...        whatever the caller's folder writers wrote
         manifest.json            {"format": 1, "step": 120, "files": {path: {"size", "sha256"}}, "sha256": of all this}
 
@@ -76,6 +77,13 @@ if TYPE_CHECKING:
         verify,
     )
     from hezar_train.checkpoint.modules import load_module_state, module_state, unwrap
+    from hezar_train.checkpoint.peft_adapters import (
+        base_of,
+        has_adapters,
+        merged_copy,
+        refuse_shared_prompts,
+        write_adapter_configs,
+    )
     from hezar_train.checkpoint.shard_files import local_part, whole
     from hezar_train.checkpoint.sharded import (
         SavingGroup,
@@ -88,6 +96,15 @@ if TYPE_CHECKING:
     )
     from hezar_train.checkpoint.standalone import Checkpointer
     from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents, Rejected, SnapshotBuffers, to_delete
+    from hezar_train.checkpoint.trained_part import (
+        BaseRecord,
+        HeldPart,
+        TrainedPart,
+        base_differences,
+        files_for_others,
+        other_base,
+        refuse_other_base,
+    )
     from hezar_train.checkpoint.weights import (
         WeightReport,
         initial_weights,
@@ -105,28 +122,39 @@ __all__ = [
     "MODEL_FILE",
     "OPTIMIZER_FILE",
     "STATE_FILE",
+    "BaseRecord",
     "Checkpoint",
     "CheckpointStore",
     "CheckpointWriter",
     "Checkpointer",
     "Contents",
+    "HeldPart",
     "Rejected",
     "RunLock",
     "SavingGroup",
     "SharedStore",
     "SnapshotBuffers",
+    "TrainedPart",
     "WeightReport",
+    "base_differences",
+    "base_of",
     "export_model",
+    "files_for_others",
     "gather_shards",
     "gather_whole",
+    "has_adapters",
     "initial_weights",
     "load_module_state",
     "load_round",
     "load_shards",
     "local_part",
+    "merged_copy",
     "module_state",
+    "other_base",
     "pack",
     "read_tensors",
+    "refuse_other_base",
+    "refuse_shared_prompts",
     "round_tensors",
     "save_round",
     "share_of",
@@ -135,6 +163,7 @@ __all__ = [
     "unwrap",
     "verify",
     "whole",
+    "write_adapter_configs",
     "write_round",
 ]
 
@@ -144,6 +173,7 @@ _NAMES_OF_MODULE = {
     "lock": ("RunLock",),
     "manifest": ("CONFIG_FILE", "MANIFEST_FILE", "MODEL_FILE", "OPTIMIZER_FILE", "STATE_FILE", "verify"),
     "modules": ("load_module_state", "module_state", "unwrap"),
+    "peft_adapters": ("base_of", "has_adapters", "merged_copy", "refuse_shared_prompts", "write_adapter_configs"),
     "sharded": (
         "SavingGroup",
         "SharedStore",
@@ -154,6 +184,15 @@ _NAMES_OF_MODULE = {
         "share_of",
     ),
     "shard_files": ("local_part", "whole"),
+    "trained_part": (
+        "BaseRecord",
+        "HeldPart",
+        "TrainedPart",
+        "base_differences",
+        "files_for_others",
+        "other_base",
+        "refuse_other_base",
+    ),
     "store": ("Checkpoint", "CheckpointStore", "Contents", "Rejected", "SnapshotBuffers", "to_delete"),
     "weights": ("WeightReport", "initial_weights", "load_round", "round_tensors", "save_round", "write_round"),
     "writer": ("CheckpointWriter",),

@@ -7,7 +7,7 @@ match by position, to load a part, and to cast.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,7 +26,9 @@ from hezar_train.checkpoint.format import (
 from hezar_train.errors import CheckpointError
 
 __all__ = [
+    "EXTRA_STATE",
     "check_meta",
+    "clean_name",
     "load_module_state",
     "module_names",
     "module_state",
@@ -52,15 +54,16 @@ def unwrap(module: nn.Module) -> nn.Module:
             return module
 
 
-def module_state(module: nn.Module) -> tuple[dict[str, Tensor], JSON]:
+def module_state(module: nn.Module, left_out: Collection[str] = ()) -> tuple[dict[str, Tensor], JSON]:
     """Return a module's tensors by name, each memory once, and the JSON that says what else belongs to them.
 
-    The tensors are the live ones, not copies. The JSON holds `aliases` (tied names and the name they are stored under),
-    `versions` (of modules whose state has changed its form over time) and `extra` (what `get_extra_state` returned).
+    The tensors are the live ones, not copies; those whose names are `left_out` are not among them. The JSON holds
+    `aliases` (tied names and the name they are stored under), `versions` (of modules whose state has changed its form
+    over time) and `extra` (what `get_extra_state` returned).
     """
     # Called on the class, here and below: a model's own `state_dict` may rename its parts or leave some out.
     raw = nn.Module.state_dict(unwrap(module))
-    state = _by_clean_name(raw)
+    state = {name: value for name, value in _by_clean_name(raw).items() if name not in left_out}
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     for name, tensor in tensors.items():
         check_storable(name, tensor)
@@ -71,18 +74,25 @@ def module_state(module: nn.Module) -> tuple[dict[str, Tensor], JSON]:
     return tensors | extra_tensors, {"aliases": dict(aliases), "versions": _versions(raw), "extra": extra}
 
 
-def load_module_state(module: nn.Module, tensors: dict[str, Tensor], meta: JSON) -> None:
-    """Copy stored values into a module's own parameters and buffers; names, shapes and dtypes must all agree."""
+def load_module_state(
+    module: nn.Module, tensors: dict[str, Tensor], meta: JSON, left_out: Collection[str] = ()
+) -> None:
+    """Copy stored values into a module's own parameters and buffers; names, shapes and dtypes must all agree.
+
+    What was `left_out` when it was saved stays as it is in the module.
+    """
     bare = unwrap(module)
     raw = nn.Module.state_dict(bare)
     current, stored = _by_clean_name(raw), stored_state(tensors, meta)
+    current = {name: value for name, value in current.items() if name in stored or name not in left_out}
     if differences := _differences(current, stored):
         raise _misfit_error(bare, "\n" + "\n".join(differences))
-    loadable: OrderedDict[str, Any] = OrderedDict((name, stored[_clean(name)]) for name in raw)
+    names = [name for name in raw if clean_name(name) in current]
+    loadable: OrderedDict[str, Any] = OrderedDict((name, stored[clean_name(name)]) for name in names)
     loadable._metadata = _metadata(raw, meta)  # type: ignore[attr-defined]
     try:
         # Called on the class: a model's own `load_state_dict` may be lenient, or match by position.
-        nn.Module.load_state_dict(bare, loadable, strict=True)
+        nn.Module.load_state_dict(bare, loadable, strict=not left_out)
     except RuntimeError as error:
         raise _misfit_error(bare, f" {error}") from error
 
@@ -114,7 +124,7 @@ def refuse_missing_tensors(packed: JSON, stored: Mapping[str, StoredTensor], sec
 
 def module_names(module: nn.Module) -> dict[str, str]:
     """Return, for each clean name of a module's state, the name that the bare module itself uses."""
-    return {_clean(name): name for name in nn.Module.state_dict(unwrap(module))}
+    return {clean_name(name): name for name in nn.Module.state_dict(unwrap(module))}
 
 
 def stored_state(tensors: dict[str, Tensor], meta: Any) -> dict[str, Any]:
@@ -143,26 +153,29 @@ def _is_compiled(module: nn.Module) -> bool:
     return list(module._modules) == [COMPILED_CHILD] and not module._parameters and not module._buffers
 
 
-def _clean(name: str) -> str:
+def clean_name(name: str) -> str:
+    """Return a name without what torch.compile puts into it."""
     return ".".join(part for part in name.split(".") if part != COMPILED_CHILD)
 
 
 def _by_clean_name(raw: dict[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, value in raw.items():
-        if _clean(name) in state:
-            raise CheckpointError(f"two entries of the model are both called {_clean(name)} once wrappers are removed")
-        state[_clean(name)] = value
+        if clean_name(name) in state:
+            raise CheckpointError(
+                f"two entries of the model are both called {clean_name(name)} once wrappers are removed"
+            )
+        state[clean_name(name)] = value
     return state
 
 
 def _versions(raw: dict[str, Any]) -> dict[str, JSON]:
     metadata: dict[str, dict[str, int]] = getattr(raw, "_metadata", {})
-    return {_clean(name): entry["version"] for name, entry in metadata.items() if entry.get("version", 1) != 1}
+    return {clean_name(name): entry["version"] for name, entry in metadata.items() if entry.get("version", 1) != 1}
 
 
 def _metadata(raw: dict[str, Any], meta: Any) -> dict[str, dict[str, int]]:
-    return {name: {"version": meta["versions"].get(_clean(name), 1)} for name in getattr(raw, "_metadata", {})}
+    return {name: {"version": meta["versions"].get(clean_name(name), 1)} for name in getattr(raw, "_metadata", {})}
 
 
 def _differences(current: dict[str, Any], stored: dict[str, Any]) -> list[str]:

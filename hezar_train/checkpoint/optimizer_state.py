@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 
-from hezar_train.errors import CheckpointError
+from hezar_train.errors import CheckpointError, state_for
 
-__all__ = ["fitted_state"]
+__all__ = ["fitted_state", "load_state"]
 
 ELEMENTWISE = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg", "grad_avg", "acc_delta"}
@@ -30,6 +30,12 @@ IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 
 LARGEST_WHOLE = 1 << 63
 UNTRIED = (LBFGS, SparseAdam)  # they step with a closure, with sparse gradients
+
+
+def load_state(owner: Any, state: Any, what: str) -> None:
+    """Give an object the state that a file has for it, an optimizer only one that it can step with; `what` is it."""
+    with state_for(what):
+        owner.load_state_dict(fitted_state(state, owner) if isinstance(owner, Optimizer) else state)
 
 
 def fitted_state(state: Any, optimizer: Optimizer) -> Any:

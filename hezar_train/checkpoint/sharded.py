@@ -39,7 +39,7 @@ from hezar_train.checkpoint.manifest import (
     rename_durably,
     write_file_durably,
 )
-from hezar_train.checkpoint.modules import load_module_state, module_names, unwrap
+from hezar_train.checkpoint.modules import clean_name, load_module_state, module_names, unwrap
 from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.checkpoint.shard_files import (
     FILES,
@@ -51,9 +51,11 @@ from hezar_train.checkpoint.shard_files import (
     write_shards,
 )
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents
+from hezar_train.checkpoint.trained_part import HeldPart, base_differences, refuse_other_base
 from hezar_train.config.files import is_disk_full
 from hezar_train.errors import CheckpointError
 from hezar_train.run_layout import TEMPORARY_PREFIX
+from hezar_train.runtime.group import verify_group
 
 __all__ = [
     "SavingGroup",
@@ -98,7 +100,7 @@ class ShardedContents(Contents):
             write_shards(draft, f"{self.rank + 1:05d}-of-{self.count:05d}", shards)
         if self.rank == 0:
             model, optimizer = self._whole("model", self.model), self._whole("optimizer", self.optimizer)
-            Contents(model, optimizer, self.files, self.folders).write(draft)
+            Contents(model, optimizer, self.files, self.folders, part=self.part).write(draft)
 
     def _shards(self, part: str, tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Place]]:
         return {name: (tensors[name], place) for name, place in self.places[part].items() if name in tensors}
@@ -115,6 +117,7 @@ def gather_shards(
     extra: Any = None,
     folders: Mapping[str, Callable[[Path], None]] | None = None,
     before_commit: Callable[[], None] | None = None,
+    part: HeldPart | None = None,
     *,
     rank: int,
     count: int,
@@ -123,7 +126,7 @@ def gather_shards(
     packed, tensors = pack(optimizer)
     local = unpack(packed, {name: local_part(tensor) for name, tensor in tensors.items()})
     with as_shards(model) as model_places:
-        parts = Contents.gather(model, local, state, texts, extra, folders, before_commit)
+        parts = Contents.gather(model, local, state, texts, extra, folders, before_commit, part)
     places = {"model": model_places, "optimizer": places_of(tensors)}
     return ShardedContents(
         _written(rank, parts.model, places["model"]),
@@ -131,6 +134,7 @@ def gather_shards(
         parts.files,
         parts.folders,
         parts.before_commit,
+        parts.part,
         places,
         rank,
         count,
@@ -145,6 +149,7 @@ def gather_whole(
     extra: Any = None,
     folders: Mapping[str, Callable[[Path], None]] | None = None,
     before_commit: Callable[[], None] | None = None,
+    part: HeldPart | None = None,
     *,
     is_kept: bool,
 ) -> Contents:
@@ -161,8 +166,8 @@ def gather_whole(
 
     packed, tensors = pack(optimizer)
     joined = unpack(packed, {name: whole_or_empty(tensor) for name, tensor in tensors.items()})
-    with state_dict_as(model, whole_or_empty):
-        return Contents.gather(model, joined, state, texts, extra, folders, before_commit)
+    with state_dict_as(model, whole_or_empty, frozenset() if part is None else part.left_out):
+        return Contents.gather(model, joined, state, texts, extra, folders, before_commit, part)
 
 
 def _written(rank: int, tensors: Mapping[str, Tensor], places: Mapping[str, Place]) -> dict[str, Tensor]:
@@ -289,7 +294,9 @@ class SavingGroup:
         if not dist.is_available() or not dist.is_initialized():
             return cls()
         # Gloo, whatever the run computes on: these messages must not queue behind kernels.
-        return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=timeout))
+        channel = dist.new_group(backend="gloo", timeout=timeout)
+        verify_group(channel)
+        return cls(dist.get_rank(), dist.get_world_size(), channel)
 
     @property
     def is_main(self) -> bool:
@@ -314,11 +321,20 @@ class SavingGroup:
         return self.gather(value if self.is_main else None)[0]
 
 
-def load_shards(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Load what this process holds, of the model and the optimizer, from any checkpoint; nothing is sent."""
-    source = ShardedSource(checkpoint)
+def load_shards(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer | None = None, *, is_base_checked: bool = False
+) -> None:
+    """Load what this process holds, of the model and the optimizer, from any checkpoint.
+
+    Of a checkpoint of the trained part, the model must have the base that it was trained on: unless the caller has seen
+    to that, it is compared, for which all processes with shares call this together. Else nothing is sent.
+    """
+    source, base = ShardedSource(checkpoint), checkpoint.base
+    left_out = () if base is None else base.tensors.keys()
+    if base is not None and not is_base_checked:
+        refuse_other_base(checkpoint.path, base, base_differences(model, base))
     with as_shards(model) as places:
-        load_module_state(model, source.model(places), checkpoint.packed("model"))
+        load_module_state(model, source.model(places), checkpoint.packed("model"), left_out)
     if optimizer is None:
         return
     packed = checkpoint.packed("optimizer")
@@ -342,6 +358,12 @@ def load_whole(model: nn.Module, tensors: Mapping[str, Tensor], meta: Any) -> No
 
 def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
     """Write the model of a checkpoint as one plain safetensors file; one process does it, in its own memory."""
+    if checkpoint.base is not None and checkpoint.base.tensors:
+        raise CheckpointError(
+            f"{checkpoint.path} holds what was trained, and not its base model, {checkpoint.base}: one file with all "
+            "weights can only be made with that model. Use hezar-train export RUN FOLDER --merge, or trainer.save("
+            "folder, merge=True)."
+        )
     target = Path(path)
     temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}-{secrets.token_hex(6)}")
     try:
@@ -426,7 +448,7 @@ def as_shards(module: nn.Module) -> Iterator[dict[str, Place]]:
     names, sharded = module_names(bare), _sharded_state(bare)
 
     def join(_module: nn.Module, state: dict[str, Any], *_: Any) -> None:
-        state.update({name: sharded_like(one, state[name]) for name, one in sharded.items()})
+        state.update({name: sharded_like(one, state[name]) for name, one in sharded.items() if name in state})
 
     joining = bare.register_load_state_dict_pre_hook(join)  # type: ignore[no-untyped-call]
     try:
@@ -442,13 +464,15 @@ def as_whole(module: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def state_dict_as(module: nn.Module, form: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let a module's state dict hold another form of its sharded tensors, tied ones as one.
+def state_dict_as(
+    module: nn.Module, form: Callable[[Tensor], Tensor], left_out: Collection[str] = ()
+) -> Iterator[None]:
+    """Let a module's state dict hold another form of its sharded tensors, tied ones as one; some may be left out.
 
     By a hook of torch's own state dict: whoever takes one inside, through any wrapper, meets the other form.
     """
     bare = unwrap(module)
-    sharded = _sharded_state(bare)
+    sharded = {name: one for name, one in _sharded_state(bare).items() if clean_name(name) not in left_out}
 
     def replace(_module: nn.Module, state: dict[str, Any], *_: Any) -> None:
         # Each tensor once: two forms of a tied one would no longer be one memory.

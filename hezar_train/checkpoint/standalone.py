@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from hezar_train.checkpoint.manifest import CONFIG_FILE, MANIFEST_FILE, make_folder_durably
-from hezar_train.checkpoint.modules import load_module_state
-from hezar_train.checkpoint.optimizer_state import fitted_state
+from hezar_train.checkpoint.optimizer_state import load_state
+from hezar_train.checkpoint.sharded import load_shards
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents, put_back, write_checkpoint
 from hezar_train.checkpoint.weights import WeightReport, initial_weights
 from hezar_train.config.files import write_atomically
-from hezar_train.errors import CheckpointError, choices, state_for
+from hezar_train.errors import CheckpointError, choices
 from hezar_train.run_folder import is_inside, read_file, remove_folder
 
 __all__ = ["Checkpointer"]
@@ -84,7 +83,7 @@ class Checkpointer:
         is_whole = strict or (source / MANIFEST_FILE).exists()
         checkpoint = CheckpointStore(source.parent).open(source) if is_whole else None
         if strict and checkpoint is not None:
-            load_module_state(self.model, *checkpoint.model())
+            load_shards(checkpoint, self.model)
         self.report = None if strict else _load_fitting(self.model, source)
         return {} if checkpoint is None else self._restore(checkpoint, wanted, strict=strict)
 
@@ -140,14 +139,7 @@ class Checkpointer:
         return given
 
     def _give_back(self, name: str, state: Any, path: Path) -> None:
-        owner = self.checkpointables[name]
-        if isinstance(owner, Optimizer):
-            try:
-                state = fitted_state(state, owner)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise CheckpointError(f"the state of {name!r} in {path} does not fit it: {error}") from error
-        with state_for(f"{name!r} in {path}"):
-            owner.load_state_dict(state)
+        load_state(self.checkpointables[name], state, f"{name!r} in {path}")
 
     def _folder(self, name: str) -> Path:
         if not is_inside(name) or name.startswith(".") or name == TAG_FILE or Path(name).name != name:

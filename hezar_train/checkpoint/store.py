@@ -55,9 +55,11 @@ from hezar_train.checkpoint.manifest import (
 )
 from hezar_train.checkpoint.modules import check_meta, module_state, refuse_missing_tensors
 from hezar_train.checkpoint.shard_files import SHARD_NAME, ShardIndex
+from hezar_train.checkpoint.trained_part import BaseRecord, HeldPart
 from hezar_train.errors import CheckpointError, NoSuchCheckpointError
 from hezar_train.run_folder import read_file
 from hezar_train.run_layout import (
+    BASE_FILE,
     CHECKPOINTS_FOLDER,
     DAMAGED_PREFIX,
     DROPPED_PREFIX,
@@ -85,7 +87,7 @@ __all__ = [
 SECTIONS = ("state", "model", "optimizer", "extra")  # of trainer_state.json
 HIDDEN_NAME = re.compile(rf"(?:{re.escape(TEMPORARY_PREFIX)}|{re.escape(TRASH_PREFIX)}).+-[0-9]+")
 OWN_NAMES = frozenset({
-    *(MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE, MANIFEST_FILE),
+    *(MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE, MANIFEST_FILE, BASE_FILE),
     *(PREPROCESSOR_FOLDER, MODEL_CONFIG_FOLDER, CHECKPOINTS_FOLDER),  # the last of a download
 })  # fmt: skip
 MOST_TEXT_BYTES = 64 << 20  # of a config, a vocabulary
@@ -99,7 +101,7 @@ class Contents:
     """Everything one checkpoint will hold; made by `gather`, written by a `CheckpointWriter`."""
 
     model: dict[str, Tensor]
-    """The bare module's tensors by name: model.safetensors."""
+    """The bare module's tensors by name, or those of its trained part: model.safetensors."""
     optimizer: dict[str, Tensor]
     """The optimizer's tensors, and those of `extra` under "extra.": optimizer.safetensors."""
     files: dict[str, bytes]
@@ -108,6 +110,8 @@ class Contents:
     """Subfolders and the functions that fill them; they run in the writing thread."""
     before_commit: Callable[[], None] | None = None
     """Called in the writing thread when all is on disk but the name: make the logs durable here."""
+    part: HeldPart | None = None
+    """What is left out of the model, and what is said of it: base_model.json."""
 
     @classmethod
     def gather(
@@ -119,11 +123,15 @@ class Contents:
         extra: Any = None,
         folders: Mapping[str, Callable[[Path], None]] | None = None,
         before_commit: Callable[[], None] | None = None,
+        part: HeldPart | None = None,
     ) -> Contents:
-        """Collect live tensors by reference, values and texts as bytes of now; `folders` are filled when written."""
+        """Collect live tensors by reference, values and texts as bytes of now; `folders` are filled when written.
+
+        With a `part`, what it leaves out of the model is not collected.
+        """
         if CONFIG_FILE not in texts:
             raise CheckpointError(f"a checkpoint needs the text {CONFIG_FILE!r}; given: {sorted(texts)}")
-        tensors, meta = module_state(model)
+        tensors, meta = module_state(model, frozenset() if part is None else part.left_out)
         optimizer_json, optimizer_tensors = pack(optimizer)
         extra_json, extra_tensors = pack(extra, prefix=EXTRA_PREFIX, taken=optimizer_tensors)
         others = optimizer_tensors | extra_tensors
@@ -133,7 +141,7 @@ class Contents:
         files = {STATE_FILE: json.dumps(sections, indent=1, allow_nan=False).encode("utf-8")}
         refuse_large_json(files[STATE_FILE], STATE_FILE)
         files |= {name: text.encode("utf-8") for name, text in texts.items()}
-        return cls(tensors, others, files, dict(folders or {}), before_commit)
+        return cls(tensors, others, files, dict(folders or {}), before_commit, part)
 
     @property
     def nbytes(self) -> int:
@@ -157,6 +165,8 @@ class Contents:
         draft.write(OPTIMIZER_FILE, tensor_file(self.optimizer))
         for name, content in self.files.items():
             draft.write(name, [content])
+        if self.part is not None:
+            draft.write(BASE_FILE, [self.part.record()])
         for name, fill in self.folders.items():
             draft.write_folder(name, fill)
 
@@ -228,6 +238,8 @@ class Checkpoint:
         self._index = ShardIndex(path, self._manifest)
         self._sections = _read_sections(path)
         _check_sections(self._sections, self._index)
+        self.base = self._read_base()
+        """What is left out of the model, and which files others load; None if it is held whole, without adapters."""
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, step={self.step})"
@@ -268,6 +280,13 @@ class Checkpoint:
             return read_file(self.path / name, MOST_TEXT_BYTES).decode("utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{self.path / name} is no text in UTF-8: {error}") from error
+
+    def _read_base(self) -> BaseRecord | None:
+        if BASE_FILE not in self._manifest.files:
+            return None
+        record = BaseRecord.read(read_file(self.path / BASE_FILE, MOST_JSON_BYTES))
+        record.refuse_misfits(self._index.tensors("model").keys())
+        return record
 
     def _tree(self, section: str) -> Any:
         packed = self._sections[section]

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hezar_train.checkpoint.format import StoredTensor, parse_json, read_tensors, tensor_file
+from hezar_train.checkpoint.format import MOST_JSON_BYTES, StoredTensor, parse_json, read_tensors, tensor_file
 from hezar_train.checkpoint.hezar_weights import HEZAR_MODEL_FILE, is_hezar_weights, read_hezar_weights
 from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE, replace_file
 from hezar_train.checkpoint.modules import check_meta, module_names, module_state, stored_state, tied_names, unwrap
+from hezar_train.checkpoint.peft_adapters import adapter_tensors, has_adapters
 from hezar_train.checkpoint.shard_files import local_part
 from hezar_train.checkpoint.sharded import as_whole, load_whole, share_of
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore
+from hezar_train.checkpoint.trained_part import BaseRecord, base_differences, other_base
 from hezar_train.config.files import load_json
 from hezar_train.errors import CheckpointError, NoSuchCheckpointError
 from hezar_train.run_folder import is_inside, read_file
-from hezar_train.run_layout import CHECKPOINTS_FOLDER
+from hezar_train.run_layout import ADAPTER_FILE, BASE_FILE, CHECKPOINTS_FOLDER, TRAINED_FILE
 
 __all__ = [
     "WeightReport",
@@ -44,6 +47,7 @@ __all__ = [
 
 PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar"})
 INDEX_SUFFIX = ".safetensors.index.json"  # of weights that transformers split over several files
+PEFT_PREFIX = "base_model."
 ROUND_NOTE = "hezar_train.note"  # the tensor of a round's file that is no weight
 
 logger = logging.getLogger(__name__)
@@ -62,49 +66,74 @@ class WeightReport:
 def initial_weights(module: nn.Module, path: str | os.PathLike[str]) -> WeightReport:
     """Copy what fits by name and shape from a file, folder, checkpoint or run into the module; say what did not."""
     source = Path(path)
-    tensors = _read(source)
+    tensors, base = _read(source)
     bare, names = unwrap(module), module_names(module)
     current = nn.Module.state_dict(bare)
     ours = {name: current[raw] for name, raw in names.items() if isinstance(current[raw], Tensor)}
+    tensors = _by_own_names(bare, ours, tensors)
     fitting = {name for name in ours if name in tensors and ours[name].shape == tensors[name].shape}
     if not fitting:
         raise CheckpointError(
             f"init_weights_from={str(source)!r}: none of its {len(tensors)} tensors has the name and shape of one of "
-            f"the model's {len(ours)}. It has {_some(tensors)}; the model has {_some(ours)}."
+            f"the model's {len(ours)}. It has {_some(tensors)}; the model has {_some(ours)}.{_advice(bare, tensors)}"
         )
     loadable = OrderedDict((names[name], share_of(ours[name], tensors[name])) for name in fitting)
     # Called on the class: a model's own `load_state_dict` may match by position.
     nn.Module.load_state_dict(bare, loadable, strict=False)
-    return _report(ours, tensors, fitting)
+    if base is not None and (differences := base_differences(bare, base)):
+        logger.warning("%s", other_base(source, base, differences))
+    return _report(ours, tensors, fitting, () if base is None else base.tensors)
 
 
-def _report(ours: dict[str, Any], theirs: dict[str, Tensor], fitting: set[str]) -> WeightReport:
+def _by_own_names(module: nn.Module, ours: Collection[str], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of an adapter's file, which has peft's names, by those of a model with adapters."""
+    if not has_adapters(module) or all(name in ours for name in theirs):
+        return theirs
+    names: dict[str, str] = {}
+    for one in adapter_tensors(module):
+        names = one.names | names  # the first adapter's, where several have the same names
+    return {name if name in ours else names.get(name, name): tensor for name, tensor in theirs.items()}
+
+
+def _advice(module: nn.Module, theirs: Collection[str]) -> str:
+    if has_adapters(module) or not any(name.startswith(PEFT_PREFIX) for name in theirs):
+        return ""
+    return " These are adapters of peft: add the same kind to the model first, get_peft_model(model, config)."
+
+
+def _report(
+    ours: dict[str, Any], theirs: dict[str, Tensor], fitting: set[str], left_out: Collection[str]
+) -> WeightReport:
     ties = tied_names({name: local_part(tensor) for name, tensor in ours.items()})
     # A tied tensor is loaded once one of its names is: many files hold only one of them.
     loaded_memory = {ties.get(name, name) for name in fitting}
     loaded = [name for name in ours if ties.get(name, name) in loaded_memory]
     mismatched = [name for name in ours if name in theirs and name not in fitting]
-    missing = [name for name in ours if name not in theirs and name not in loaded]
+    missing = [name for name in ours if name not in theirs and name not in loaded and name not in left_out]
     return WeightReport(loaded, missing, [name for name in theirs if name not in ours], mismatched)
 
 
-def _read(source: Path) -> dict[str, Tensor]:
+def _read(source: Path) -> tuple[dict[str, Tensor], BaseRecord | None]:
+    """Return the tensors of a source and, if they are a trained part, what it says of the base model."""
     if not source.exists():
         raise NoSuchCheckpointError(
             f"init_weights_from={str(source)!r} does not exist. Expected the folder of a checkpoint or of a model, or "
             "a file of weights, on this machine: correct the path."
         )
     if source.is_file():
-        return _read_file(source)
+        is_part = source.name in (ADAPTER_FILE, TRAINED_FILE)
+        return _read_file(source), _base_beside(source) if is_part else None
     if (source / MANIFEST_FILE).exists():
         return _read_checkpoint(CheckpointStore(source.parent).open(source))
     if (source / MODEL_FILE).exists():
-        return read_tensors(source / MODEL_FILE)
+        return read_tensors(source / MODEL_FILE), None
+    if parts := [source / name for name in (ADAPTER_FILE, TRAINED_FILE) if (source / name).exists()]:
+        return {name: one for part in parts for name, one in read_tensors(part).items()}, _base_beside(parts[0])
     for store in (CheckpointStore(source / CHECKPOINTS_FOLDER), CheckpointStore(source)):
         if store.steps():
             return _read_newest(store)
     if is_hezar_weights(source / HEZAR_MODEL_FILE):
-        return _read_hezar(source / HEZAR_MODEL_FILE)
+        return _read_hezar(source / HEZAR_MODEL_FILE), None
     pickles = sorted(path for path in source.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise _pickle_refused(pickles[0])
@@ -143,7 +172,13 @@ def _read_index(index: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_newest(store: CheckpointStore) -> dict[str, Tensor]:
+def _base_beside(file: Path) -> BaseRecord | None:
+    """Return what a trained part's folder says of the base model; None if it does not say it."""
+    record = file.with_name(BASE_FILE)
+    return BaseRecord.read(read_file(record, MOST_JSON_BYTES)) if record.is_file() else None
+
+
+def _read_newest(store: CheckpointStore) -> tuple[dict[str, Tensor], BaseRecord | None]:
     checkpoint, rejected = store.newest()
     for one in rejected:
         logger.warning("The checkpoint %s was passed over: %s", one.path, one.reason)
@@ -152,9 +187,9 @@ def _read_newest(store: CheckpointStore) -> dict[str, Tensor]:
     return _read_checkpoint(checkpoint)
 
 
-def _read_checkpoint(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def _read_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], BaseRecord | None]:
     state = stored_state(*checkpoint.model())
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}, checkpoint.base
 
 
 def _pickle_refused(path: Path) -> CheckpointError:

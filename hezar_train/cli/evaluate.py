@@ -1,4 +1,4 @@
-"""`evaluate`, `predict` and `find-lr`: commands that use a run or a recipe and leave it as it is.
+"""`evaluate`, `predict`, `export` and `find-lr`: commands that use a run or a recipe and leave it as it is.
 
 While they are at work, a line on the terminal counts batches; it is gone at the end.
 """
@@ -23,12 +23,13 @@ from hezar_train.cli.options import (
     recipe_argument,
     recipe_option,
     refuse_unwritable_file,
+    refuse_unwritable_folder,
     run_argument,
     trust_option,
 )
 from hezar_train.cli.output import echo
 from hezar_train.config.files import write_atomically
-from hezar_train.errors import MissingDependencyError
+from hezar_train.errors import ConfigError, MissingDependencyError
 from hezar_train.run_layout import LR_FINDER_FILE
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "counting",
     "evaluate",
+    "export",
     "find_lr",
     "predict",
 ]
@@ -129,6 +131,33 @@ def predict(
     lines = (json.dumps({"input": one, "prediction": value}, ensure_ascii=False) for one, value in found)
     write_atomically(out, "".join(f"{line}\n" for line in lines))
     echo(f"{len(found)} predictions are in {out}" if len(found) != 1 else f"1 prediction is in {out}")
+
+
+@click.command("export", short_help="Write the model of a run for others.")
+@run_argument
+@click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False))
+@click.option("--merge", is_flag=True, help="Merge adapters into the weights: one whole model, which needs no peft.")
+@checkpoint_option
+@recipe_option
+@trust_option
+@debug_option
+def export(run: str, folder: str, merge: bool, checkpoint: str, recipe: str | None, trust: bool) -> None:
+    """Write the model of a checkpoint to FOLDER: weights, its config, tokenizer or preprocessor.
+
+    Of a run with adapters, or with save_trained_only, what was trained: adapters as PeftModel.from_pretrained loads
+    them. With --merge the whole model, as its own library loads it.
+
+    \b
+    Examples:
+      hezar-train export runs/image_classification exported
+      hezar-train export runs/chat merged --merge --checkpoint last
+    """
+    refuse_unwritable_folder(folder, "FOLDER")
+    if Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise ConfigError(f"{folder} is not empty. Name a folder that is, or one that is not there yet.")
+    opened = _open(run, recipe, checkpoint, trust=trust)
+    opened.export(folder, merge=merge)
+    echo(f"{opened.checkpoint} is in {folder}")
 
 
 @click.command("find-lr", short_help="Suggest a learning rate for a recipe.")

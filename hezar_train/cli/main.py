@@ -8,7 +8,7 @@ import click
 
 from hezar_train import __version__
 from hezar_train.cli.config import config
-from hezar_train.cli.evaluate import evaluate, find_lr, predict
+from hezar_train.cli.evaluate import evaluate, export, find_lr, predict
 from hezar_train.cli.exit_codes import EXIT_CODES, PROGRAM, Commands, show_unexpected
 from hezar_train.cli.options import debug_option
 from hezar_train.cli.publish import push, report
@@ -39,7 +39,7 @@ def root() -> None:
 
 
 for command in (
-    train, resume, evaluate, predict, runs, report, recipes, config, find_lr, verify, audit, push, reproduce
+    train, resume, evaluate, predict, export, runs, report, recipes, config, find_lr, verify, audit, push, reproduce
 ):  # fmt: skip
     root.add_command(command)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hezar_train.checkpoint import Checkpoint, CheckpointStore
+    from hezar_train.data import ByLength
     from hezar_train.data.sampler import Indices
 
 __all__ = [
@@ -210,6 +211,8 @@ class _ModelLedger:
     name: str
     """Empty where there is one model."""
     ends: dict[int, int] = field(default_factory=dict)
+    update_ends: dict[int, list[int]] = field(default_factory=dict)
+    """Where each update of an epoch ended."""
     num_updates: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -228,6 +231,7 @@ class _ModelLedger:
         elif line.first > expected:
             self.problems.append(f"epoch {epoch}: positions {expected} to {line.first - 1} were left out")
         self.ends[epoch] = max(expected, line.first + line.count)
+        self.update_ends.setdefault(epoch, []).append(line.first + line.count)
         self.num_updates += 1
 
     def continues_with(self, line: LedgerLine) -> bool:
@@ -295,7 +299,7 @@ def audit_run(config: TrainerConfig) -> Audit:
     audit = Audit(num_updates, fewer_rows=_fewer_rows(layout.root))
     for model in walk.models:
         _check_epochs(audit, model, plan)
-    _check_shuffle(audit, walk.models, plan, config)
+    _check_orders(audit, walk.models, plan, config, layout)
     _check_checkpoint(audit, state, num_seen)
     return audit
 
@@ -384,22 +388,65 @@ def _epochs(numbers: list[int]) -> str:
     return f"epoch {numbers[0]}" if len(numbers) == 1 else f"epochs {numbers[0]} to {numbers[-1]}"
 
 
-def _check_shuffle(audit: Audit, models: Sequence[_ModelLedger], plan: Plan, config: TrainerConfig) -> None:
+def _check_orders(
+    audit: Audit, models: Sequence[_ModelLedger], plan: Plan, config: TrainerConfig, layout: RunLayout
+) -> None:
     """Compute the orders of as many epochs as is reasonable, and see that each sample stands in each of them once."""
     from hezar_train.data.sampler import Permutation
 
-    if not config.dataloader_shuffle or not plan.num_samples:
+    if not plan.num_samples or not (config.dataloader_shuffle or config.uses_lengths):
         return
     epochs = list(dict.fromkeys(epoch for model in models for epoch in model.ends))  # all models have the same orders
-    keys = epochs if config.reshuffle_each_epoch else [0]
+    keys = epochs if config.reshuffle_each_epoch or plan.window_tokens else [0]
     computed = keys[: MOST_POSITIONS // plan.num_samples]
+    by_length = _by_length(config, plan, layout) if config.uses_lengths else None
     for key in computed:
-        if not reaches_all(Permutation(plan.num_samples, config.seed, key).chunk(0, plan.num_samples)):
+        if by_length is not None:
+            order = by_length.order(key, plan.window_samples).samples
+        else:
+            order = Permutation(plan.num_samples, config.seed, key).chunk(0, plan.num_samples)
+        if len(order) != plan.num_samples or not reaches_all(order):
             audit.problems.append(f"the shuffle of epoch {key} does not reach every sample")
+        if by_length is not None and plan.window_tokens is not None:
+            _check_windows(audit, models, by_length, key, plan)
     if computed:
         of = f"{len(computed)} of {len(keys)} orders" if len(computed) < len(keys) else f"all {len(keys)} orders"
-        audit.proven.append(f"the shuffle (seed {config.seed}) has each of {plan.num_samples} samples at one position: "
-                            f"{of} computed")  # fmt: skip
+        lengths = f", lengths {by_length.lengths.digest[:8]}" if by_length is not None else ""
+        audit.proven.append(f"the shuffle (seed {config.seed}{lengths}) has each of {plan.num_samples} samples at one "
+                            f"position: {of} computed")  # fmt: skip
+    if by_length is not None and plan.window_tokens is not None and computed and not audit.problems:
+        audit.proven.append(
+            f"every update of {_epochs(computed)} took just the samples that the lengths say: none has more than "
+            f"{plan.window_tokens} tokens"
+        )
+
+
+def _by_length(config: TrainerConfig, plan: Plan, layout: RunLayout) -> ByLength:
+    """Return what the lengths of the run's samples decide, from the file in its folder."""
+    from hezar_train.data import ByLength, Lengths, LengthSettings
+
+    if not layout.lengths.is_file():
+        raise DataError(f"{layout.root} has no {layout.lengths.name}, without which its order cannot be computed")
+    settings = LengthSettings(config.group_by_length, plan.window_tokens, plan.step_tokens, config.packing)
+    return ByLength(
+        Lengths.load(layout.lengths, plan.num_samples or 0), settings, seed=config.seed,
+        shuffle=config.dataloader_shuffle, reshuffle=config.reshuffle_each_epoch,
+    )  # fmt: skip
+
+
+def _check_windows(audit: Audit, models: Sequence[_ModelLedger], by_length: ByLength, epoch: int, plan: Plan) -> None:
+    """Compare where the updates of an epoch ended with where the lengths say that they end."""
+    expected = by_length.order(epoch, plan.window_samples).ends
+    for model in models:
+        found = model.update_ends.get(epoch, [])
+        wanted = [] if expected is None else expected[: len(found)].tolist()
+        if found != wanted:
+            pairs = enumerate(zip(found, wanted, strict=False))
+            place = next((number for number, (one, other) in pairs if one != other), len(wanted))
+            right = f"by the lengths it ends at {wanted[place] - 1}" if place < len(wanted) else "there is none such"
+            audit.problems.append(
+                f"epoch {epoch}: its update {place + 1} ended at position {found[place] - 1}, and {right}"
+            )
 
 
 def reaches_all(order: Indices) -> bool:

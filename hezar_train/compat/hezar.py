@@ -93,7 +93,7 @@ class Trainer(PlainTrainer):
     """The Trainer, with the attributes of Hezar's, and what its `device` and `load_csv_logs` return."""
 
     @property
-    def device(self) -> str:
+    def device(self) -> str:  # type: ignore[override]
         """Return the kind of device, as Hezar names it: "cuda" or "cpu"."""
         return str(self.runtime.device.type)
 

@@ -81,6 +81,7 @@ FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 SHOWN_SCHEDULERS = f"{choices(SHORT_SCHEDULERS)}, any class of torch.optim.lr_scheduler"
 
 MOST_THREADS, MOST_WORKERS = 1024, 512
+MOST_TOKENS = 1 << 40
 MOST_BOOTSTRAP_SAMPLES, MOST_DECIMALS = 1_000_000, 100
 """A config may come from anywhere: more would end the program, or the machine."""
 
@@ -247,6 +248,31 @@ class DataFields:
     num_dataloader_workers: int = 0
     """Processes that fetch samples ahead; 0: the training process does. The samples are the same."""
 
+    group_by_length: bool = False
+    """Make each update of samples of similar lengths, so that little is padded; which ones is still shuffled."""
+
+    global_batch_tokens: int | None = None
+    """Tokens in one update over all processes: as many of the next samples as fit. None: samples are counted."""
+
+    max_tokens_per_batch: int | None = None
+    """Tokens in one step on each process, padding included; an update takes as many steps as it needs. None: any."""
+
+    packing: bool = False
+    """Join the samples of a step to one row without padding, of a causal language model; none sees another."""
+
+    length_column: str | None = None
+    """Column with each sample's length, or with what has that length. None: the token ids, or `sample_length()`."""
+
+    @property
+    def uses_lengths(self) -> bool:
+        """Whether the order or the batches depend on how long each sample is."""
+        return self.group_by_length or self.counts_tokens or self.packing
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens bound an update or a step, so that the steps of an update depend on its samples."""
+        return self.global_batch_tokens is not None or self.max_tokens_per_batch is not None
+
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
         yield from whole("batch_size", self.batch_size, least=1)
@@ -262,6 +288,42 @@ class DataFields:
         yield from flag("reshuffle_each_epoch", self.reshuffle_each_epoch)
         yield from flag("drop_last", self.drop_last)
         yield from whole("num_dataloader_workers", self.num_dataloader_workers, least=0, most=MOST_WORKERS)
+        yield from self._problems_of_lengths()
+
+    def _problems_of_lengths(self) -> Iterator[str]:
+        yield from flag("group_by_length", self.group_by_length)
+        yield from flag("packing", self.packing)
+        wrong = [
+            *whole("global_batch_tokens", self.global_batch_tokens, least=1, most=MOST_TOKENS, optional=True),
+            *whole("max_tokens_per_batch", self.max_tokens_per_batch, least=1, most=MOST_TOKENS, optional=True),
+        ]
+        yield from wrong
+        if self.length_column is not None:
+            yield from text("length_column", self.length_column)
+        if isinstance(self.length_column, str) and not (wrong or self.uses_lengths):
+            yield (
+                f"length_column={self.length_column!r} is given and nothing reads it: set group_by_length, "
+                "global_batch_tokens, max_tokens_per_batch or packing, or leave it out"
+            )
+        if wrong or self.global_batch_tokens is None:
+            return
+        counted_twice = {
+            "global_batch_size": (self.global_batch_size, None),
+            "gradient_accumulation_steps": (self.gradient_accumulation_steps, 1),
+            "batch_size": (self.batch_size, 1),
+        }
+        for name, (value, default) in counted_twice.items():
+            if value != default:
+                yield (
+                    f"global_batch_tokens={self.global_batch_tokens} and {name}={value!r} were given: an update is "
+                    f"counted in tokens or in samples. Leave {name} out; max_tokens_per_batch bounds a step, "
+                    "eval_batch_size an evaluation batch"
+                )
+        if self.drop_last is True:
+            yield (
+                f"drop_last=True with global_batch_tokens={self.global_batch_tokens}: no update has the same number of "
+                "samples, so none is too short. Leave drop_last out"
+            )
 
 
 @dataclass(kw_only=True)
@@ -293,7 +355,7 @@ class OptimizerFields:
     """Longest gradient, as a 2-norm over all parameters; longer ones are scaled down. None: no clipping."""
 
     criterion: str | None = None
-    """A loss class of torch.nn, or a dotted path, for models that do not return a loss."""
+    """A loss class of torch.nn, or a dotted path, for a model without compute_loss(); a loss it returns is not used."""
 
     loss_weight: str | None = None
     """What a loss is the mean of: "samples" or "labels" (those that are not -100). None: what the task says."""
@@ -612,6 +674,9 @@ class CheckpointFields:
     async_save: bool = True
     """Write checkpoints in the background, at the cost of a copy of the tensors in memory."""
 
+    save_trained_only: bool | None = None
+    """Save what is trained, not the frozen rest: a resume needs that base model. None: for a model with adapters."""
+
     checkpoints_dir: str = "checkpoints"
     """Folder of the checkpoints, under `output_dir`."""
 
@@ -623,6 +688,8 @@ class CheckpointFields:
             yield f"save_freq={self.save_freq!r} is deprecated: give save_steps instead, and not both"
         yield from whole("save_total_limit", self.save_total_limit, least=1, optional=True)
         yield from flag("async_save", self.async_save)
+        if self.save_trained_only is not None:
+            yield from flag("save_trained_only", self.save_trained_only)
         yield from path("checkpoints_dir", self.checkpoints_dir)
 
 
@@ -697,6 +764,12 @@ class RoundFields:
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
         yield from whole("local_update_steps", self.local_update_steps, least=1, optional=True)
+        if self.local_update_steps is not None and getattr(self, "counts_tokens", False):
+            yield (
+                f"local_update_steps={self.local_update_steps} counts steps, and with global_batch_tokens or "
+                "max_tokens_per_batch the steps of an update depend on its samples. Count samples instead "
+                "(global_batch_size; group_by_length goes with it), or leave local_update_steps out"
+            )
         yield from one_of("batch_or_epoch", self.batch_or_epoch, BATCH_OR_EPOCH, optional=False)
         yield from flag("fresh_optimizer", self.fresh_optimizer)
         yield from flag("use_diff", self.use_diff)

@@ -34,6 +34,7 @@ __all__ = [
     "parse_yaml",
     "read_json",
     "read_mapping",
+    "refuse_endless_yaml",
     "to_json",
     "to_plain",
     "to_yaml",
@@ -51,7 +52,8 @@ FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 MOST_FILE_BYTES = 64 << 20
 MOST_YAML_BYTES = 1 << 20
 MOST_YAML_VALUES = 100_000
-"""Of a YAML file, its aliases followed."""
+"""Of a YAML file, its aliases followed; a long text counts as several."""
+LONG_TEXT = 100
 MOST_JSON_VALUES = 4_000_000
 MOST_DIGITS = 400
 NUMBER_TAGS = (f"{PREFIX_OF_TAGS}int", f"{PREFIX_OF_TAGS}float")
@@ -243,8 +245,18 @@ def parse_yaml(content: str, source: Path) -> Any:
         raise ConfigError(f"{source}: a value does not fit its tag: {error}") from error
 
 
-class _Loader(yaml.SafeLoader):
-    """Build plain values only, and refuse a key that appears twice and values without bound."""
+def refuse_endless_yaml(content: str) -> None:
+    """Raise a ValueError if a text is no YAML, or YAML that stands for values without bound; it may be anybody's."""
+    try:
+        _Bounded(content).get_single_node()
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+class _Bounded(yaml.SafeLoader):
+    """Build plain values only, and refuse values without bound."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -269,7 +281,7 @@ class _Loader(yaml.SafeLoader):
         if isinstance(node, yaml.ScalarNode):
             if node.tag in NUMBER_TAGS and len(node.value) > MOST_DIGITS:
                 raise yaml.composer.ComposerError(None, None, f"more than {MOST_DIGITS} digits", node.start_mark)
-            return 1
+            return 1 + len(node.value) // LONG_TEXT
         if id(node) not in self._sizes:
             self._sizes[id(node)] = MOST_YAML_VALUES + 1  # of one that holds itself, until it is known
             parts = (
@@ -277,6 +289,10 @@ class _Loader(yaml.SafeLoader):
             )
             self._sizes[id(node)] = 1 + sum(map(self._size, parts))
         return self._sizes[id(node)]
+
+
+class _Loader(_Bounded):
+    """Refuse a key that appears twice, too."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

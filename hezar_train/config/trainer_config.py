@@ -256,7 +256,7 @@ class TrainerConfig(  # the last parent's fields come first
         commit_message: str | None = None,
     ) -> Any:
         """Put the config into a repository on the Hub, which is made if need be; return the commit."""
-        from hezar_train.hub import push_files  # the one import upwards: see the design
+        from hezar_train.hub import push_files  # inside: a config loads without the Hub
 
         values = {name: value for name, value in self.to_dict().items() if value is not None or not skip_none_fields}
         content = (to_json if filename.endswith(".json") else to_yaml)(values).encode()
@@ -279,19 +279,13 @@ class TrainerConfig(  # the last parent's fields come first
         """The schedule's short name or torch class name with old spellings resolved, its dotted path, or None."""
         return scheduler_name(self.lr_scheduler)
 
-    def best_metric_key(self, evaluates: bool) -> str:
-        """Return the full name under which the metric for the best model is logged."""
-        if self.metric_for_best_model.startswith(("train.", "evaluation.")):
-            return self.metric_for_best_model
-        return f"{'evaluation' if evaluates else 'train'}.{self.metric_for_best_model}"
-
     def _cautions(self) -> Iterator[str]:
         """Yield what works, but perhaps not as meant."""
         if self.optimizer is not None and self.optimizer.lower() in OPTIMIZER_ALIASES:
             yield f"optimizer={str(self.optimizer)!r} is an old spelling of {self.optimizer_name!r}"
         if self.lr_scheduler is not None and self.lr_scheduler.lower() in SCHEDULER_ALIASES:
             yield f"lr_scheduler={str(self.lr_scheduler)!r} is an old spelling of {self.scheduler_name!r}"
-        accumulation = self.gradient_accumulation_steps
+        accumulation = 1 if self.counts_tokens else self.gradient_accumulation_steps  # tokens: periods count updates
         for name in PERIODS:
             period = getattr(self, name)
             if isinstance(period, int) and period != 1 and period % accumulation:  # 1 plainly means every update
@@ -312,7 +306,7 @@ def _local(
     """Return the path of a config; one that is on the Hub is downloaded."""
     if Path(path).exists() or not isinstance(path, str) or path.endswith((".yaml", ".yml", ".json")):
         return Path(path)
-    from hezar_train.hub import fetch_file, names_hub_weights, parse_address  # the one import upwards: see the design
+    from hezar_train.hub import fetch_file, names_hub_weights, parse_address  # inside, as above
 
     if not names_hub_weights(path):
         return Path(path)

@@ -5,17 +5,23 @@ The modules:
     splits      what is trained on and what is evaluated on
     loader      any form of data becomes a source of windows
     sampler     the order of an epoch
+    lengths     how long each sample is
+    by_length   the order, the updates and the micro-batches that lengths decide
     windows     the micro-batches of one update, cut for the processes
     streams     sources of data that keeps its own place
     fetch       from indices to batches, in this process or in workers
     seeding     the seed of every sample and every step
     collators   from samples to a batch
+    chat        conversations as samples, with labels on the answers
     failures    errors of a user's own dataset or collator, with the sample they are about
 """
 
+from hezar_train.data.by_length import ByLength, LengthSettings
+from hezar_train.data.chat import ChatDataCollator, encode_conversation, encode_conversations, encode_prompt
 from hezar_train.data.collators import (
     CharLevelOCRDataCollator,
     ImageCaptioningDataCollator,
+    PackingDataCollator,
     SequenceLabelingDataCollator,
     SpeechRecognitionDataCollator,
     TextGenerationDataCollator,
@@ -23,6 +29,7 @@ from hezar_train.data.collators import (
     default_collator,
 )
 from hezar_train.data.failures import form_of, note_samples, unfit_values
+from hezar_train.data.lengths import LengthOf, Lengths, length_of_sample
 from hezar_train.data.sampler import Permutation, RangedSampler
 from hezar_train.data.seeding import (
     preserved_randomness,
@@ -38,9 +45,15 @@ from hezar_train.data.windows import Order, Source, Window, batch_length, cut_wi
 
 __all__ = [
     "SPLITS",
+    "ByLength",
     "CharLevelOCRDataCollator",
+    "ChatDataCollator",
     "ImageCaptioningDataCollator",
+    "LengthOf",
+    "LengthSettings",
+    "Lengths",
     "Order",
+    "PackingDataCollator",
     "Permutation",
     "RangedSampler",
     "SequenceLabelingDataCollator",
@@ -54,9 +67,13 @@ __all__ = [
     "collator_for",
     "cut_window",
     "default_collator",
+    "encode_conversation",
+    "encode_conversations",
+    "encode_prompt",
     "form_of",
     "is_splits",
     "is_stream",
+    "length_of_sample",
     "note_samples",
     "open_source",
     "parse_splits",

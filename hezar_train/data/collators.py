@@ -2,7 +2,7 @@
 
 What has one shape is stacked, key by key. What differs in length is padded, where there is a rule (`PadRule`): with
 what it is filled, to what length, on which side. Hezar's collators, by their own names and arguments, say which key is
-padded by which rule.
+padded by which rule. `PackingDataCollator` pads nothing: it joins samples to one row.
 
 None of them changes a sample, draws a random number, or guesses: values of unequal lengths without a rule are an error
 that names the key. None truncates: a row longer than the stated maximum is an error, cut it where it is tokenized.
@@ -32,6 +32,7 @@ __all__ = [
     "CharLevelOCRDataCollator",
     "Columns",
     "ImageCaptioningDataCollator",
+    "PackingDataCollator",
     "PadRule",
     "SequenceLabelingDataCollator",
     "SpeechRecognitionDataCollator",
@@ -462,3 +463,87 @@ class CharLevelOCRDataCollator(_PaddingCollator):
 
     def rule(self, key: str) -> PadRule | None:
         return self._labels_rule if key == "labels" else None
+
+
+class PackingDataCollator:
+    """Join samples to one row without padding, for a causal language model that is called with the batch's keys.
+
+    A batch has `input_ids`, `labels` and `position_ids` of one row. Positions begin at 0 with each sample, by which the
+    models of transformers know where one ends, so that none sees another; they look at them only without a cache, so
+    `use_cache` is False in the batch. A sample's first token has no label: else it would be predicted from the last
+    one of the sample before. Samples without `labels` are their own. Other keys that have a value for each token are
+    joined as well; what is of the sample as a whole is left out, as there are no rows to put it beside.
+
+    `padded` makes rows of the same samples, one each: for evaluation, where every sample is measured by itself.
+    """
+
+    packs = True
+
+    def __init__(self, pad_token_id: int = 0) -> None:
+        """`pad_token_id` fills the rows of `padded`; behind a sample's end, no causal model sees it."""
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, samples: list[Mapping[str, Any]]) -> dict[str, Any]:
+        columns = self._columns(samples)
+        lengths = [len(row) for row in columns["input_ids"]]
+        batch: dict[str, Any] = {key: torch.cat(rows).unsqueeze(0) for key, rows in columns.items()}
+        batch["position_ids"] = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+        return {**batch, "use_cache": False}
+
+    def padded(self, samples: list[Mapping[str, Any]]) -> dict[str, Any]:
+        """Make a row of each sample, padded on the right, with an `attention_mask`."""
+        columns = self._columns(samples)
+        fills = {"input_ids": self.pad_token_id, "labels": IGNORED_LABEL}
+        batch: dict[str, Any] = {key: pad_rows(key, rows, PadRule(fills.get(key, 0))) for key, rows in columns.items()}
+        ones = [torch.ones(len(row), dtype=torch.long) for row in columns["input_ids"]]
+        return {**batch, "attention_mask": pad_rows("attention_mask", ones, PadRule(0))}
+
+    def _columns(self, samples: list[Mapping[str, Any]]) -> dict[str, list[torch.Tensor]]:
+        """Return what has a value for each token, as rows, one a sample."""
+        if not samples:
+            raise DataError("a batch of no samples cannot be collated.")
+        columns = columns_of(samples)
+        if "input_ids" not in columns:
+            raise DataError(f"samples that are packed need the key 'input_ids'; they have: {choices(columns)}.")
+        ids = [self._tokens("input_ids", number, value) for number, value in enumerate(columns["input_ids"])]
+        _refuse_padding(columns.get("attention_mask"), ids)
+        given = columns.get("labels", ids)
+        labels = [self._tokens("labels", number, value).clone() for number, value in enumerate(given)]
+        for number, (row, label) in enumerate(zip(ids, labels, strict=True)):
+            if len(row) != len(label):
+                raise DataError(
+                    f"a sample has {len(row)} input_ids and {len(label)} labels; packed ones need a label for each "
+                    f"token ({IGNORED_LABEL} where none counts).", (number, len(samples)),
+                )  # fmt: skip
+            label[:1] = IGNORED_LABEL
+        others = {key: rows for key, values in columns.items() if (rows := _beside(key, values, ids)) is not None}
+        return {"input_ids": ids, "labels": labels, **others}
+
+    @staticmethod
+    def _tokens(key: str, number: int, value: Any) -> torch.Tensor:
+        row = torch.as_tensor(np.asarray(value))
+        if row.ndim != 1 or not len(row) or row.is_floating_point():
+            raise DataError(
+                f"key {key!r} of a sample is {_form(value)}; packed ones are lists of at least one whole number.",
+                (number, -1),
+            )
+        return row.long()
+
+
+def _beside(key: str, values: list[Any], ids: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Return the rows of a further key that has a value for each token; None for one of which that is not so."""
+    if key in {"input_ids", "labels", "attention_mask", "position_ids"}:
+        return None
+    rows = [row for row in map(_row, values) if row is not None]
+    is_by_token = [len(row) for row in rows] == [len(row) for row in ids]
+    return rows if is_by_token else None
+
+
+def _refuse_padding(masks: list[Any] | None, ids: list[torch.Tensor]) -> None:
+    """Raise for samples that are padded already: what is masked would be trained on, and seen."""
+    for number, mask in enumerate(masks or []):
+        if not np.asarray(mask).all():
+            raise DataError(
+                "a sample has an attention_mask with zeros, as if it were padded already; packed ones are not padded. "
+                "Tokenize without padding.", (number, len(ids)),
+            )  # fmt: skip

@@ -4,9 +4,10 @@ Which samples are in a window follows from (seed, epoch, size) and its position:
 from the sampler, cuts this process's share and has it fetched.
 
 A sample's randomness is a function of (seed, epoch, index): python, numpy and torch are seeded before each
-`__getitem__`, so neither workers nor prefetch nor a resume can shift it. Pure data (tensors, lists, a
-`datasets.Dataset` without transform) draws nothing and is fetched without a seed for each sample, a batch at a time
-where the dataset offers it.
+`__getitem__` that draws from them, so neither workers nor prefetch nor a resume can shift it. Pure data (tensors,
+lists, a `datasets.Dataset` without transform) draws nothing and is fetched without a seed for each sample, a batch at a
+time where the dataset offers it. Of other data it is seen whether it draws (`WatchedFetch`), because seeding three
+generators for each sample costs as much as a small model's step.
 
 `batch_fetcher` chooses how a batch is fetched, `WorkerPool` does it in workers that live until the end, `WindowFetcher`
 does it for windows whose indices are known. Other forms of data than one with a length: `sources.py`.
@@ -14,6 +15,7 @@ does it for windows whose indices are known. Other forms of data than one with a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -27,11 +29,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from hezar_train.data.by_length import ByLength, Cut
 from hezar_train.data.collators import default_collator
 from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.sampler import Indices, RangedSampler
-from hezar_train.data.seeding import sample_seed, seed_python_numpy_torch
-from hezar_train.data.windows import Order, SampleIndices, Window, rank_ranges, share_or_filler
+from hezar_train.data.seeding import DrawWatch, generator_states, sample_seed, seed_python_numpy_torch
+from hezar_train.data.windows import Order, Remaining, SampleIndices, Window, rank_ranges, share_or_filler
+from hezar_train.errors import TrainingInterrupted
 from hezar_train.plan import UNLIMITED, Plan, WindowSpan
 
 __all__ = [
@@ -52,6 +56,8 @@ Collator = Callable[[list[Any]], Any]
 Fetch = Callable[[int, SampleIndices], Any]
 """Give (epoch, indices), get the collated batch."""
 
+AGAIN = object()
+
 logger = logging.getLogger(__name__)
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -69,7 +75,7 @@ class WindowFetcher:
 
     def __init__(self, fetch: Fetch, order: Order) -> None:
         self._fetch = fetch
-        self._num_workers, self._pin_memory = order.num_workers, order.pin_memory
+        self._num_workers, self._pin_memory, self._by_length = order.num_workers, order.pin_memory, order.by_length
         self._pool: WorkerPool | None = None
         self.fewer_rows: tuple[int, int] | None = None
         """Rows and samples of the first batch that has fewer rows than samples."""
@@ -80,7 +86,10 @@ class WindowFetcher:
             self._pool = WorkerPool(self._fetch, self._num_workers, self._pin_memory)
         requests = ((epoch, part, window) for window in windows for part in window.indices)
         for batch, window in fetched(requests, self._fetch, self._pool):
-            self._compare(batch, len(window.indices[len(window.batches)]))
+            indices = window.indices[len(window.batches)]
+            self._compare(batch, len(indices))
+            if self._by_length is not None:
+                self._by_length.refuse_other_lengths(batch, indices)
             window.batches.append(batch)
             if len(window.batches) == len(window.indices):
                 yield window
@@ -108,6 +117,8 @@ def num_rows(batch: Any, num_samples: int) -> int | None:
 
     Where the second dimension of all tensors is that of the samples, they come time first.
     """
+    if isinstance(batch, Mapping) and isinstance(positions := batch.get("position_ids"), torch.Tensor):
+        return int((positions == 0).sum()) if len(positions) == 1 else len(positions)  # packed: each begins at 0
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     shapes = [part.shape for part in parts if isinstance(part, torch.Tensor | np.ndarray) and part.ndim]
     if not shapes or all(len(shape) > 1 and shape[1] == num_samples for shape in shapes):
@@ -137,7 +148,7 @@ def fetched(
 def batch_fetcher(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
     """Choose, once, the cheapest way to fetch a batch that keeps the promise about randomness."""
     if not is_pure(dataset):
-        return _seeded_each_sample(dataset, collate, seed)
+        return WatchedFetch(dataset, collate, seed)
     if type(dataset) is TensorDataset and collate is default_collator and _is_on_cpu(dataset.tensors):
         return _rows_of(dataset.tensors)
     return _seeded_each_batch(dataset, collate, seed)
@@ -154,15 +165,82 @@ def is_pure(dataset: Any) -> bool:
     return False
 
 
-def _seeded_each_sample(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
-    def fetch(epoch: int, indices: SampleIndices) -> Any:
-        samples = []
-        for index in indices:
-            seed_python_numpy_torch(sample_seed(seed, epoch, int(index)))
-            samples.append(read_sample(dataset, int(index)))
-        return collated(collate, samples, dataset, indices)
+class WatchedFetch:
+    """Fetch samples one by one, each seeded, as soon as dataset or collator is seen to draw random numbers.
 
-    return fetch
+    The first batch shows who draws: each of its samples is seeded, and the generators are looked at around each. Where
+    nobody does, later batches are fetched without seeds, which change nothing where nothing is drawn; one for which
+    something was drawn after all is fetched again. From then on what draws is seeded: each sample, or, where only the
+    collator draws, the batch. Either way every batch is what seeding each sample makes it.
+    """
+
+    def __init__(self, dataset: MapDataset, collate: Collator, seed: int) -> None:
+        self._dataset, self._collate, self._seed = dataset, collate, seed
+        self._watch = DrawWatch()
+        self._samples_draw = self._collator_draws = False
+        self._is_first = True
+
+    def __call__(self, epoch: int, indices: SampleIndices) -> Any:
+        numbers = indices.tolist() if isinstance(indices, np.ndarray) else [int(index) for index in indices]
+        if self._is_first:
+            return self._first_batch(epoch, numbers)
+        if not self._samples_draw and not self._collator_draws:
+            batch = self._undrawn_batch(numbers)
+            if batch is not AGAIN:
+                return batch
+        samples = self._seeded_samples(epoch, numbers)
+        return collated(self._collate, samples, self._dataset, numbers)
+
+    def _first_batch(self, epoch: int, numbers: list[int]) -> Any:
+        """Fetch a batch with a seed for each sample, and see who draws; looking so closely takes long."""
+        samples = []
+        for number in numbers:
+            seed_python_numpy_torch(sample_seed(self._seed, epoch, number))
+            before = generator_states()
+            samples.append(read_sample(self._dataset, number))
+            self._samples_draw |= generator_states() != before
+        before = generator_states()
+        batch = collated(self._collate, samples, self._dataset, numbers)
+        self._collator_draws, self._is_first = generator_states() != before, False
+        return batch
+
+    def _undrawn_batch(self, numbers: list[int]) -> Any:
+        """Return a batch for which nothing was drawn; AGAIN if something was, or if it failed, which is told then."""
+        dataset = self._dataset
+        self._watch.begin()
+        try:
+            batch = self._collate([dataset[number] for number in numbers])
+        except TrainingInterrupted:
+            raise
+        except (Exception, SystemExit):  # noqa: BLE001 - it comes again, and is told with the sample's number
+            return AGAIN
+        if self._watch.has_drawn():
+            self._collator_draws = True  # or the samples, which is seen when they are read again
+            return AGAIN
+        return batch
+
+    def _seeded_samples(self, epoch: int, numbers: list[int]) -> list[Any]:
+        """Return the samples, and leave the generators as the last one's seed and draws do: the collator goes on."""
+        if not self._samples_draw and (samples := self._undrawn_samples(numbers)) is not None:
+            seed_python_numpy_torch(sample_seed(self._seed, epoch, numbers[-1] if numbers else 0))
+            return samples
+        self._samples_draw = True
+        samples = []
+        for number in numbers:
+            seed_python_numpy_torch(sample_seed(self._seed, epoch, number))
+            samples.append(read_sample(self._dataset, number))
+        return samples
+
+    def _undrawn_samples(self, numbers: list[int]) -> list[Any] | None:
+        """Return the samples; None if something was drawn for one of them, or before one that failed."""
+        self._watch.begin()
+        try:
+            samples = [read_sample(self._dataset, number) for number in numbers]
+        except Exception:
+            if not self._watch.has_drawn():
+                raise
+            return None
+        return None if self._watch.has_drawn() else samples
 
 
 def _seeded_each_batch(dataset: MapDataset, collate: Collator, seed: int) -> Fetch:
@@ -295,6 +373,7 @@ class MapSource:
         self.num_samples: int | None = len(dataset)
         self.batch_size = order.batch_size
         self.fetch = batch_fetcher(dataset, collate, order.seed)
+        self.by_length = order.by_length
         self._order = order
         self._fetcher = WindowFetcher(self.fetch, order)
 
@@ -306,8 +385,26 @@ class MapSource:
     def windows(
         self, plan: Plan, epoch: int, position: int, steps_left: int, samples_left: int = UNLIMITED
     ) -> Iterator[Window]:
+        if plan.counts_tokens and self.by_length is not None:
+            cut = self._cut_by_tokens(self.by_length, plan, epoch, position, Remaining(steps_left, samples_left))
+            return self._fetcher.filled(cut, epoch)
         spans = plan.windows(position, steps_left, samples_left)
-        return self._fetcher.filled(self._with_indices(spans, epoch, position), epoch)
+        return self._fetcher.filled(self._with_indices(plan, spans, epoch, position), epoch)
+
+    def cut(self, cuts: Iterable[Cut]) -> Iterator[Window]:
+        """Yield windows of samples that are cut for the processes already, each a single step."""
+        rank = self._order.rank
+
+        def windows() -> Iterator[Window]:
+            first = 0
+            for samples, sizes in cuts:
+                start, size = sum(sizes[:rank]), sizes[rank]
+                window = Window(first, len(samples), False, [], sizes=[size], firsts=[first + start], is_reordered=True)
+                window.indices = [share_or_filler(samples, start, size)]
+                first += len(samples)
+                yield window
+
+        return self._fetcher.filled(windows(), 0)
 
     def restore(self, cursor: Any) -> None:
         """Nothing to do: the position says it all."""
@@ -315,15 +412,10 @@ class MapSource:
     def close(self) -> None:
         self._fetcher.close()
 
-    def _with_indices(self, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
+    def _with_indices(self, plan: Plan, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
         """Yield each window with the indices of this process's micro-batches, not yet fetched."""
         order = self._order
-        num_samples = self.num_samples or 0
-        start = min(position, num_samples)  # the data may have shrunk
-        sampler = RangedSampler(
-            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
-        )
-        take = _IndexReader(sampler.chunks()).take
+        take = _IndexReader(self._chunks(plan, epoch, position)).take
         cells: list[tuple[int, int]] = []
         cut: tuple[int, int] | None = None
         for span in spans:
@@ -335,6 +427,37 @@ class MapSource:
             window.indices = [share_or_filler(indices, *cell) for cell in cells]
             window.sizes = [size for _, size in cells]
             window.firsts = [span.first + first for first, _ in cells]
+            yield window
+
+    def _chunks(self, plan: Plan, epoch: int, position: int) -> Iterator[Indices]:
+        """Yield the order of an epoch from a position on, in arrays."""
+        order, num_samples = self._order, self.num_samples or 0
+        start = min(position, num_samples)  # the data may have shrunk
+        if self.by_length is not None:
+            return iter([self.by_length.order(epoch, plan.window_samples).samples[start:]])
+        return RangedSampler(
+            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
+        ).chunks()
+
+    def _cut_by_tokens(
+        self, by_length: ByLength, plan: Plan, epoch: int, position: int, left: Remaining
+    ) -> Iterator[Window]:
+        """Yield each window with the indices of this process's micro-batches; no window is cut short for steps."""
+        rank, num_processes, steps_left = self._order.rank, self._order.num_processes, left.steps
+        samples = by_length.order(epoch, plan.window_samples).samples
+        for span in by_length.spans(plan, epoch, min(position, len(samples)), left.samples):
+            if steps_left <= 0:
+                return
+            cut = by_length.cut(samples[span.first : span.first + span.count], num_processes, plan.batch_size)
+            window = Window(span.first, span.count, span.ends_epoch, [])
+            window.sizes = cut.sizes[rank::num_processes]
+            starts = list(itertools.accumulate(cut.sizes, initial=0))[rank:-1:num_processes]
+            window.firsts = [span.first + start for start in starts]
+            window.indices = [
+                cut.samples[start : start + size] if size else by_length.filler(cut.samples)
+                for start, size in zip(starts, window.sizes, strict=True)
+            ]
+            steps_left -= len(window.sizes)
             yield window
 
 

@@ -183,7 +183,10 @@ class Permutation:
         return self._in_blocks(self._order.forward, self._checked(positions, "position"))
 
     def index_of(self, indices: npt.NDArray[np.integer]) -> Indices:
-        """Return the position at which each sample index stands: the inverse of `at`."""
+        """Return the position at which each sample index stands: the inverse of `at`.
+
+        A run has no need of it. It shows that orders too long to be listed are permutations.
+        """
         return self._in_blocks(self._order.backward, self._checked(indices, "index"))
 
     def chunk(self, start: int, stop: int) -> Indices:

@@ -23,7 +23,9 @@ import numpy as np
 import torch
 
 __all__ = [
+    "DrawWatch",
     "SeedStream",
+    "generator_states",
     "preserved_randomness",
     "sample_seed",
     "seed_device",
@@ -109,6 +111,40 @@ def _seed_accelerator(backend: Any, index: int | None, value: int) -> None:
     if not backend.is_initialized():
         backend.init()  # the generators exist from then on
     backend.default_generators[backend.current_device() if index is None else index].manual_seed(value)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Return what the three global generators of the CPU would give next, to be compared with a later answer."""
+    state: Any = np.random.get_state()
+    name, keys, *place = state
+    return random.getstate(), name, keys.tobytes(), *place, torch.default_generator.get_state().numpy().tobytes()
+
+
+class DrawWatch:
+    """Tell whether code between `begin` and `has_drawn` drew from a global generator of the CPU.
+
+    All three are seeded with one known value, and afterwards each must give the number that comes first with it. What
+    is drawn and put back (`torch.random.fork_rng`) stays unseen.
+    """
+
+    SEED = sample_seed(0, 0, 0)
+
+    def __init__(self) -> None:
+        self._drawn = torch.empty((), dtype=torch.int64)
+        with preserved_randomness():
+            self.begin()
+            self._first = self._next()
+
+    def begin(self) -> None:
+        """Begin to watch."""
+        seed_python_numpy_torch(self.SEED)
+
+    def has_drawn(self) -> bool:
+        """Tell whether something was drawn since; the generators are of no use to anybody afterwards."""
+        return self._next() != self._first
+
+    def _next(self) -> tuple[float, float, int]:
+        return random.random(), np.random.random_sample(), int(self._drawn.random_())
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from hezar_train.data.streams import SamplerSource, SplitStreamSource, StreamSou
 from hezar_train.data.windows import Order, Source
 from hezar_train.errors import DataError, a_kind
 
-__all__ = ["collator_for", "is_stream", "open_source"]
+__all__ = ["collator_for", "is_stream", "open_source", "refuse_without_lengths"]
 
 
 def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
@@ -36,6 +36,8 @@ def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if hasattr(dataset, "set_seed"):  # a dataset with a generator of its own
         dataset.set_seed(order.seed)
+    if order.by_length is not None:
+        refuse_without_lengths(data)
     if isinstance(data, DataLoader):
         return _from_loader(data, collate, order)
     if is_stream(data):
@@ -58,6 +60,21 @@ def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
             "frame.to_dict('records'), or datasets.Dataset.from_pandas(frame)."
         )
     return MapSource(data, collator_for(data, collate), order)
+
+
+def refuse_without_lengths(data: Any) -> None:
+    """Raise for data whose order or batches are not ours, so that lengths could not decide them."""
+    if not isinstance(data, DataLoader) and not is_stream(data):
+        return
+    given = (
+        "a ready DataLoader, which has batches of its own"
+        if isinstance(data, DataLoader)
+        else (f"{a_kind(data)}, which can only be read in its own order")
+    )
+    raise DataError(
+        "group_by_length, global_batch_tokens, max_tokens_per_batch and packing make batches by the lengths of all "
+        f"samples, and the training data is {given}. Pass a dataset with __len__ and __getitem__, or leave these out."
+    )
 
 
 def _lacks(data: Any) -> str:

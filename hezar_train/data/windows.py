@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from hezar_train.data.by_length import NUM_FILLER_ITEMS, ByLength
 from hezar_train.errors import ConfigError, DataError
 from hezar_train.plan import UNLIMITED, Plan
 from hezar_train.runtime import Processes
@@ -58,8 +59,6 @@ SampleIndices = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
 Item: TypeAlias = tuple[Any, int]
 """What was read, and how many samples it holds."""
 
-NUM_FILLER_ITEMS = 2  # because batch normalisation refuses one
-
 
 @dataclass(slots=True)
 class Window:
@@ -84,6 +83,9 @@ class Window:
 
     cursor: Any = None
     """The data's own state after this window, where a position does not say it all."""
+
+    is_reordered: bool = False
+    """Whether an evaluation takes the samples in another order than the data's, so that `firsts` do not name them."""
 
     weights: list[float] = field(default_factory=list)
     total_weight: float = 0.0
@@ -114,6 +116,9 @@ class Order:
 
     splits_streams: bool = False
     """Whether each process may read a part of a stream's files, instead of its share of what all of them read."""
+
+    by_length: ByLength | None = None
+    """What the lengths of the samples decide, where the order or the batches depend on them."""
 
     def key(self, epoch: int) -> int:
         """Return the epoch number that enters the permutation."""

@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hezar_train.checkpoint import unwrap
+from hezar_train.checkpoint.optimizer_state import load_state
 from hezar_train.errors import ConfigError
 from hezar_train.federated.worker import refuse_several_models
 from hezar_train.loop import Context, Hook
@@ -150,7 +151,7 @@ class RegularizedOptimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` returned."""
-        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        load_state(self.optimizer, dict(state["optimizer"]), "the optimizer")
         self._compared = state["compared"]
 
     def step(self, *args: Any, **kwargs: Any) -> Any:

@@ -67,9 +67,10 @@ class SAM(Hook):
         return torch.ones_like(parameter)
 
     def _second_pass(self, ctx: Context, calls: tuple[HookCall, ...]) -> None:
-        last = len(self._batches) - 1
+        step, last = ctx.step, len(self._batches) - 1
         for number, batch in enumerate(self._batches):
-            ctx.batch, ctx.batch_in_window, ctx.closes_window = batch, number, number == last
+            step.batch, step.batch_in_window, step.closes_window = batch, number, number == last
+            step.is_loss_noted = False  # hooks may change this loss, too
             if "loss_regular" in ctx:
                 del ctx.loss_regular  # hooks add to it
             for call in calls:
@@ -118,7 +119,7 @@ def _restored(ctx: Context) -> Iterator[None]:
     try:
         yield
     finally:
-        ctx.merge_from_dict(kept)
+        ctx.put(kept)
 
 
 def _checked(name: str, value: float) -> float:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hezar_train.checkpoint.optimizer_state import load_state
 from hezar_train.errors import DataError, HookError
 from hezar_train.events import (
     CSVWriter,
@@ -234,7 +235,7 @@ class Checkpointed(Hook):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.kept.load_state_dict(state)
+        load_state(self.kept, state, f"the hook {self.name}")
 
 
 def checked_period(hook: str, name: str, given: Any, least: int) -> int:

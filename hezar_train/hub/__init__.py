@@ -24,7 +24,7 @@ from hezar_train.hub.fetch import (
     named_code,
     refuse_foreign_code,
 )
-from hezar_train.hub.layout import MODEL_CONFIG_FOLDER, PushNames, model_config_writer
+from hezar_train.hub.layout import MODEL_CONFIG_FOLDER, PushNames, model_config_writer, refuse_model_name
 from hezar_train.hub.push import HubRecord, PushOutcome, PushTarget, push_files, push_run
 from hezar_train.hub.pusher import Pusher
 
@@ -53,4 +53,5 @@ __all__ = [
     "push_run",
     "redact",
     "refuse_foreign_code",
+    "refuse_model_name",
 ]

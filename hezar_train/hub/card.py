@@ -16,13 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hezar_train.config.files import read_json
-from hezar_train.errors import DataError, printable
+from yaml import YAMLError
+
+from hezar_train.config.files import read_json, refuse_endless_yaml
+from hezar_train.errors import ConfigError, DataError, printable
 from hezar_train.events import read_rows, read_starts
-from hezar_train.hub.client import names_hub_weights, parse_address, redact
+from hezar_train.hub.client import names_hub_weights, parse_address, parse_repo_id, redact
 from hezar_train.hub.layout import CARD_FILE, TRAIN_FOLDER, SavedRun
 from hezar_train.report.read import LARGEST, is_moment, is_number
-from hezar_train.run_layout import CURVES_FILE, HEZAR_CONFIG_FILE, METRICS_FILE, MODEL_FILE
+from hezar_train.run_layout import (
+    ADAPTER_CONFIG_FILE,
+    BASE_FILE,
+    CURVES_FILE,
+    HEZAR_CONFIG_FILE,
+    METRICS_FILE,
+    MODEL_FILE,
+    TRAINED_FILE,
+)
 from hezar_train.types import TaskType
 
 __all__ = [
@@ -83,14 +93,17 @@ def render_card(
 
 
 def _parsed(existing: str | None) -> Any:
-    """Read a card that is there; one whose metadata cannot be read is kept as text."""
+    """Read a card that is there, which may be anybody's; one whose metadata cannot be read is kept as text."""
     from huggingface_hub import ModelCard
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if existing is None or not existing.strip():
         return None
     try:
+        if block := REGEX_YAML_BLOCK.search(existing):
+            refuse_endless_yaml(block[2])
         return ModelCard(existing, ignore_metadata_errors=True)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, YAMLError) as error:
         logger.warning("the metadata of the existing %s cannot be read and is replaced: %s", CARD_FILE, error)
         parts = existing.split("\n---", 1) if existing.lstrip().startswith("---") else ["", existing]
         card = ModelCard("---\n{}\n---\n")
@@ -100,17 +113,19 @@ def _parsed(existing: str | None) -> Any:
 
 def _metadata(facts: RunFacts, repo_id: str, files: Mapping[str, Path], old: Any, given: Mapping[str, Any]) -> Any:
     """Join what the run knows with what somebody wrote: `hub_card` wins, then the card that is there, then guesses."""
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import EvalResult, ModelCardData
 
-    kept = {} if old is None else {key: value for key, value in vars(old.data).items() if value is not None}
-    others = kept.pop("eval_results", None) or []
+    written = {} if old is None else vars(old.data)
+    kept = {key: value for key, value in written.items() if value is not None and not hasattr(ModelCardData, key)}
+    others = kept.pop("eval_results", None)
+    others = [one for one in others if isinstance(one, EvalResult)] if isinstance(others, list) else []
     names = [str(one["dataset_name"]) for one in facts.data().values() if "dataset_name" in one]
     guessed = {
-        "base_model": facts.base_model(),
+        "base_model": _base_model(files) or facts.base_model(),
         "datasets": list(dict.fromkeys(names)) or None,
         "pipeline_tag": facts.pipeline_tag,
         "library_name": _library(files),
-        "tags": [LIBRARY],
+        "tags": [*_adapter_tags(files), LIBRARY],
     }
     known = {key: value for key, value in guessed.items() if value is not None} | kept | dict(given)
     known["tags"] = list(dict.fromkeys([*_listed(known.get("tags")), LIBRARY]))
@@ -145,7 +160,7 @@ def _eval_results(facts: RunFacts, known: Mapping[str, Any]) -> list[Any]:
 def _listed(value: Any) -> list[str]:
     if value is None:
         return []
-    return [value] if isinstance(value, str) else [str(one) for one in value]
+    return [str(one) for one in value] if isinstance(value, list | tuple | set) else [str(value)]
 
 
 def _merged_body(old: str, page: str) -> str:
@@ -159,7 +174,7 @@ def _merged_body(old: str, page: str) -> str:
 
 def _page(facts: RunFacts, repo_id: str, files: Mapping[str, Path]) -> str:
     sections = [
-        f"# {repo_id.rpartition('/')[2]}\n\n{_opening(facts)}",
+        f"# {repo_id.rpartition('/')[2]}\n\n{_opening(facts)}{_standing(files)}",
         _results(facts),
         f"## Load it\n\n{_fenced(_loading(repo_id, files), 'python')}",
         _curves(files),
@@ -177,6 +192,39 @@ def _opening(facts: RunFacts) -> str:
     model, size = described.get("class"), described.get("num_parameters")
     what = f"A {_code(model)}" + (f" with {size:,} parameters" if isinstance(size, int) else "") if model else "A model"
     return f"{what}, trained{task} with {LIBRARY}."
+
+
+def _standing(files: Mapping[str, Path]) -> str:
+    """Say what is missing here: the base model that adapters, or other trained parts, belong to."""
+    if BASE_FILE not in files:
+        return ""
+    kind = str(_json(files.get(ADAPTER_CONFIG_FILE)).get("peft_type") or "")
+    what = f"adapters ({_code(kind)})" if kind else "what was trained"
+    return f" This repository holds {what}, without the base model beneath: {_named_base(files)}."
+
+
+def _named_base(files: Mapping[str, Path]) -> str:
+    told = _named(_json(files.get(BASE_FILE)).get("base"))
+    name, kind = _base_model(files), _code(told.get("class"))
+    revision = f", revision {_code(told['revision'])}" if name and told.get("revision") else ""
+    return f"{kind} of {_code(name)}{revision}" if name else f"a {kind} of the author's, which has no name on the Hub"
+
+
+def _base_model(files: Mapping[str, Path]) -> str | None:
+    """Return the repository of the base model, where it is one; a folder on somebody's machine is none."""
+    name = _named(_json(files.get(BASE_FILE)).get("base")).get("name")
+    if not isinstance(name, str):
+        return None
+    try:
+        parse_repo_id(name if "/" in name else f"hub/{name}")  # the oldest repositories have no owner
+    except ConfigError:
+        return None
+    return None if Path(name).exists() else name
+
+
+def _adapter_tags(files: Mapping[str, Path]) -> list[str]:
+    kind = _json(files.get(ADAPTER_CONFIG_FILE)).get("peft_type")
+    return [kind.lower()] if isinstance(kind, str) and kind.isidentifier() else []
 
 
 def _results(facts: RunFacts) -> str:
@@ -235,6 +283,8 @@ def _command(facts: RunFacts, repo_id: str) -> str:
 
 
 def _library(files: Mapping[str, Path]) -> str | None:
+    if ADAPTER_CONFIG_FILE in files:
+        return "peft"
     if HEZAR_CONFIG_FILE in files:
         return "hezar"
     return "transformers" if "model_type" in _json(files.get("config.json")) else None
@@ -242,6 +292,8 @@ def _library(files: Mapping[str, Path]) -> str | None:
 
 def _loading(repo_id: str, files: Mapping[str, Path]) -> str:
     library = _library(files)
+    if library == "peft" or TRAINED_FILE in files:
+        return _loading_part(repo_id, files)
     if library == "transformers":
         return _loading_transformers(repo_id, files)
     if library == "hezar" and "model.pt" in files:
@@ -252,6 +304,25 @@ def _loading(repo_id: str, files: Mapping[str, Path]) -> str:
         lines = ["from hezar.builders import build_model", "from hezar.configs import ModelConfig", *lines]
         lines += [f'config = ModelConfig.load("{repo_id}")', "model = build_model(config.name, config)"]
     return "\n".join([*lines, f"model.load_state_dict({fetch})"])
+
+
+def _loading_part(repo_id: str, files: Mapping[str, Path]) -> str:
+    told = str(_named(_json(files.get(BASE_FILE)).get("base")).get("class"))
+    kind, name = told if told.isidentifier() else "AutoModel", _base_model(files)
+    base = [f'base = {kind}.from_pretrained("{name}")'] if name else [f"base = ...  # the {kind} it was trained on"]
+    known = [f"from transformers import {kind}"] if name else []
+    if ADAPTER_CONFIG_FILE in files:
+        peft = ["from peft import PeftModel", *known, ""]
+        return "\n".join([*peft, *base, f'model = PeftModel.from_pretrained(base, "{repo_id}")'])
+    lines = [
+        "from huggingface_hub import hf_hub_download",
+        "from safetensors.torch import load_file",
+        *known,
+        "",
+        *base,
+    ]
+    trained = f'load_file(hf_hub_download("{repo_id}", "{TRAINED_FILE}"))'
+    return "\n".join([*lines, f"base.load_state_dict({trained}, strict=False)"])
 
 
 def _loading_transformers(repo_id: str, files: Mapping[str, Path]) -> str:

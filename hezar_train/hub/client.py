@@ -12,7 +12,9 @@ signatures in the addresses of uploads, must never be written down.
 
 from __future__ import annotations
 
+import base64
 import functools
+import html
 import json
 import os
 import random
@@ -22,9 +24,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from hezar_train.config.credentials import known_secrets
+from hezar_train.config.credentials import HIDDEN, known_secrets, without_secrets
 from hezar_train.config.files import load_json
 from hezar_train.errors import ConfigError, HubError
 from hezar_train.hub import limits
@@ -53,6 +55,8 @@ SCHEME = "hub://"
 EXPECTED = "expected hub://owner/name, hub://owner/name@revision or hub://owner/name@revision#step"
 HEADERS_OF_FORM = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 MOST_BYTES = 1 << 62
+HUBS_OWN = (".huggingface.co", ".hf.co")
+XET_VARIABLE = "HEZAR_TRAIN_XET"
 NO_CACHE = ".no-cache"  # a folder that is never made
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 LONGEST_STEP = 20
@@ -66,7 +70,6 @@ LONGEST_MESSAGE = 600
 ADVICE_OF_CLIENT = re.compile(r"For more information check: \S+")
 LOGIN_ADVICE = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write there."
 
-HIDDEN = "***"
 TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{12,}")
 BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;]{6,}")
 USER_IN_URL = re.compile(r"(?i)\b(https?://)[^/\s@]+@")
@@ -77,6 +80,8 @@ SHORTEST_PUSHED_SECRET = 8
 WHOLE_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 WEIGHT_SUFFIXES = frozenset({".safetensors"})
 PIECE_BYTES, OVERLAP_BYTES = 1 << 20, 1 << 12
+NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
+FEWEST_LETTERS = 12
 
 _chance = random.SystemRandom()  # never the global generator: that is the training's
 
@@ -188,15 +193,17 @@ class Repository:
 
         self.repo_id, self.revision, self.repo_type = repo_id, revision, repo_type
         self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+        _refuse_xet_of_others(self._api.endpoint)
 
     def ensure(self, private: bool | None) -> None:
         """Make the repository and the branch, where they do not exist."""
+        given: dict[str, Any] = {"repo_type": self.repo_type, "exist_ok": True}
+        make = functools.partial(self._api.create_repo, self.repo_id, private=private, **given)
+        branch = functools.partial(self._api.create_branch, self.repo_id, branch=str(self.revision), **given)
         with self._translated_errors("could not be made"):
-            self._api.create_repo(self.repo_id, repo_type=self.repo_type, private=private, exist_ok=True)
+            within(limits.ANSWER_SECONDS, make)
             if self.revision not in (None, "main"):
-                self._api.create_branch(
-                    self.repo_id, branch=str(self.revision), repo_type=self.repo_type, exist_ok=True
-                )
+                within(limits.ANSWER_SECONDS, branch)
 
     def head(self, *, sizes: bool = False) -> Head:
         """Ask for the newest commit and its files."""
@@ -275,10 +282,11 @@ class Repository:
             sources = {name: source if isinstance(source, bytes) else str(source) for name, source in files.items()}
             additions = [CommitOperationAdd(name, source) for name, source in sources.items()]
             deletions = [CommitOperationDelete(name, is_folder=False) for name in gone]
-            done = self._api.create_commit(
-                self.repo_id, [*additions, *deletions], commit_message=message, repo_type=self.repo_type,
-                revision=self.revision, parent_commit=parent, num_threads=2,
+            create = functools.partial(
+                self._api.create_commit, self.repo_id, [*additions, *deletions], commit_message=message,
+                repo_type=self.repo_type, revision=self.revision, parent_commit=parent, num_threads=2,
             )  # fmt: skip
+            done = within(limits.upload_seconds(sum(map(_size, files.values()))), create)
             return Commit(str(done.oid), str(done.commit_url))
 
     @contextmanager
@@ -314,6 +322,24 @@ class Repository:
             raise HubError(f"{words}: the answer is not of the form that the Hub gives: {_line(error)}") from None
         except ValueError as error:  # a name, or metadata of the card, that the Hub does not allow
             raise HubError(f"{words}: {_line(error)}") from None
+
+
+def _size(source: Path | bytes) -> int:
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
+
+
+def _refuse_xet_of_others(endpoint: str) -> None:
+    """Let large files come and go as LFS does it, unless the server is the Hub's own: all servers can.
+
+    A server tells Xet's client where the bytes are stored, and that may be a folder of this machine, which is then made
+    and written to. The client looks the place up by itself, where nothing of ours can hold it against a rule.
+    """
+    from huggingface_hub import constants
+
+    place = urlsplit(endpoint)
+    is_own = place.scheme == "https" and f".{place.hostname}".endswith(HUBS_OWN)
+    if not is_own and os.environ.get(XET_VARIABLE) != "1":
+        constants.HF_HUB_DISABLE_XET = True
 
 
 def _error_of_status(words: str, error: HfHubHTTPError) -> HubError:
@@ -404,7 +430,14 @@ def refuse_secrets(files: Mapping[str, Path | bytes], message: str = "") -> None
 def _secret_in(piece: bytes, secrets: Mapping[str, str]) -> str | None:
     """Say what secret a piece of a file holds. Of forms only the Hub's own counts: texts of a dataset have others."""
     found = (name for value, name in secrets.items() if value.encode() in piece)
-    return next(found, "what looks like a token of the Hub" if WHOLE_TOKEN.search(piece) else None)
+    kind = next(found, "what looks like a token of the Hub" if WHOLE_TOKEN.search(piece) else None)
+    return kind or _secret_in_letters(piece.translate(None, NO_LETTERS), secrets)
+
+
+def _secret_in_letters(letters: bytes, secrets: Mapping[str, str]) -> str | None:
+    """Find a secret that a file has over two lines, with spaces, quotes or marks of its own in between."""
+    bare = {value.encode().translate(None, NO_LETTERS): name for value, name in secrets.items()}
+    return next((name for one, name in bare.items() if len(one) >= FEWEST_LETTERS and one in letters), None)
 
 
 def _known_secrets() -> dict[str, str]:
@@ -417,9 +450,18 @@ def _known_secrets() -> dict[str, str]:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """Return a secret as it may stand in a file: as it is, in JSON or quoted YAML, in an address."""
+    """Return a secret as it may stand in a file: as it is, in JSON or quoted YAML, an address, HTML, base64."""
     in_json = {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
-    return {secret, *in_json, quote(secret), quote(secret, safe="")}
+    return {secret, *in_json, quote(secret), quote(secret, safe=""), html.escape(secret), *_in_base64(secret)}
+
+
+def _in_base64(secret: str) -> Iterator[str]:
+    """Yield what a text that holds a secret has of it in base64, whatever stands before it."""
+    for start in range(3):
+        whole = base64.b64encode(b"\0" * start + secret.encode()).decode().rstrip("=")
+        inner = whole[2 * (start > 0) + (start > 1) : -1]  # its ends depend on the bytes beside them
+        if len(inner) >= SHORTEST_PUSHED_SECRET:
+            yield inner
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -436,5 +478,6 @@ def redact(text: str) -> str:
     for secret in filter(None, map(os.environ.get, TOKEN_VARIABLES)):
         if len(secret) >= SHORTEST_SECRET:  # whatever form it has
             text = text.replace(secret, HIDDEN)
+    text = without_secrets(text)
     text = BEARER.sub(rf"\1 {HIDDEN}", TOKEN.sub(HIDDEN, text))
     return QUERY.sub(r"\1?...", USER_IN_URL.sub(rf"\1{HIDDEN}@", text))

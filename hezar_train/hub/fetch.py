@@ -41,6 +41,8 @@ from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
 from hezar_train.hub.limits import SMALL_BYTES
 from hezar_train.run_folder import plain_path, read_file
 from hezar_train.run_layout import (
+    ADAPTER_FILE,
+    BASE_FILE,
     BEST_FILE,
     CONFIG_FILE,
     EVALUATIONS_FOLDER,
@@ -52,6 +54,7 @@ from hezar_train.run_layout import (
     MODEL_FILE,
     RECIPE_FILE,
     TEMPORARY_PREFIX,
+    TRAINED_FILE,
     step_name,
     step_of,
 )
@@ -73,6 +76,7 @@ __all__ = [
     "refuse_paths",
 ]
 
+TRAINED_PARTS = (ADAPTER_FILE, TRAINED_FILE)
 INDEX_FILE = f"{MODEL_FILE}.index.json"
 MOST_MANIFEST_BYTES = 16 << 20
 RECORD_FOLDERS = (f"{TRAIN_FOLDER}/{LOGS_FOLDER}/", f"{TRAIN_FOLDER}/{EVALUATIONS_FOLDER}/")
@@ -194,6 +198,11 @@ def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] |
     fetch = functools.partial(_cached, repository, head, cache_dir=cache_dir)
     if MODEL_FILE in head.files:
         return fetch(MODEL_FILE)
+    if INDEX_FILE not in head.files and (parts := [name for name in TRAINED_PARTS if name in head.files]):
+        if BASE_FILE in head.files:
+            _refuse_large(head, BASE_FILE, place.repo_id)
+            fetch(BASE_FILE)  # beside which it is known what they were trained on
+        return fetch(parts[0])
     if INDEX_FILE not in head.files and {HEZAR_MODEL_FILE, HEZAR_CONFIG_FILE} <= head.files.keys():
         fetch(HEZAR_CONFIG_FILE)  # beside which the pickle is known as Hezar's
         return fetch(HEZAR_MODEL_FILE)

@@ -2,6 +2,9 @@
 
     model.safetensors  config.json ...     weights, the model's own config, tokenizer or preprocessor: at the root,
                                            where from_pretrained and the like look for them
+    adapter_model.safetensors  adapter_config.json  base_model.json
+                                           instead, where only what was trained is saved: adapters as peft loads them
+                                           (trained.safetensors: what is no adapter), and which base they stand on
     README.md                              the card
     train/                                 train_config.yaml  trainer_state.json  plan.json  best.json  recipe.json
                                            environment.json  ledger.jsonl  evaluations/  logs/  curves.png
@@ -32,7 +35,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hezar_train.checkpoint import CheckpointStore, verify
+from hezar_train.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    files_for_others,
+    has_adapters,
+    verify,
+    write_adapter_configs,
+)
 from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import (
     Manifest,
@@ -48,6 +58,9 @@ from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.report import curves_png
 from hezar_train.run_folder import open_file, plain_path, refuse_odd_file
 from hezar_train.run_layout import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    BASE_FILE,
     BEST_FILE,
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -66,6 +79,7 @@ from hezar_train.run_layout import (
     RECIPE_FILE,
     STARTS_FILE,
     STATE_FILE,
+    TRAINED_FILE,
     RunLayout,
     step_name,
     without_host,
@@ -83,6 +97,7 @@ __all__ = [
     "Staged",
     "SupersededError",
     "model_config_writer",
+    "refuse_model_name",
     "remove_leftovers",
     "stage",
 ]
@@ -255,9 +270,36 @@ def _root_files(checkpoint: Path, names: PushNames) -> dict[str, Path]:
     files = _below(checkpoint / PREPROCESSOR_FOLDER, "")
     for name, path in _below(checkpoint / MODEL_CONFIG_FOLDER, "").items():
         is_renamed = names.model_config is not None and path.suffix == Path(names.model_config).suffix
-        files[str(names.model_config) if is_renamed and name != GENERATION_CONFIG_FILE else name] = path
+        is_renamed = is_renamed and Path(name).name not in (GENERATION_CONFIG_FILE, ADAPTER_CONFIG_FILE)
+        files[str(names.model_config) if is_renamed else name] = path
     files.pop(CARD_FILE, None)
+    if BASE_FILE in manifest.files:
+        refuse_model_name(names.model)
+        return files | _trained_part(checkpoint)
     return files | {names.model: _whole_model(checkpoint, manifest)}
+
+
+def _trained_part(checkpoint: Path) -> dict[str, Path]:
+    """Return the files of what was trained, adapters as peft loads them, and what is said of the base model."""
+    opened, folder = Checkpoint(checkpoint), checkpoint.parent.parent / "trained"
+    files = {BASE_FILE: checkpoint / BASE_FILE}
+    if opened.base is not None:
+        tensors, _ = opened.model()
+        computed = opened.extra().get("adapters") or {}
+        for name, part in files_for_others(opened.base, tensors, computed).items():
+            files[name] = plain_path(folder, name)
+            files[name].parent.mkdir(parents=True, exist_ok=True)
+            write_file_durably(files[name], tensor_file(part))
+    return files
+
+
+def refuse_model_name(name: str) -> None:
+    """Raise if the file of a trained part is to have a name of the user's: libraries find an adapter by its own."""
+    if name != MODEL_FILE:
+        raise ConfigError(
+            f"the weights are to be called {name!r}, but only what was trained is saved: peft finds adapters as "
+            f"{ADAPTER_FILE}, and anything else is called {TRAINED_FILE}. Leave the name out, or save with merge=True."
+        )
 
 
 def _whole_model(checkpoint: Path, manifest: Manifest) -> Path:
@@ -362,8 +404,11 @@ def _is_wanted(relative: Path) -> bool:
 def model_config_writer(model: Any) -> Callable[[Path], None] | None:
     """Return how to write a bare model's config into a folder; None for a model that has none to write.
 
-    A model is asked for its config's `save_pretrained` (transformers) or `save` (hezar).
+    A model is asked for its config's `save_pretrained` (transformers) or `save` (hezar); of adapters, the config is
+    what peft looks for.
     """
+    if has_adapters(model):
+        return lambda folder: write_adapter_configs(model, folder)
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
         return lambda folder: _write_transformers(model, folder)

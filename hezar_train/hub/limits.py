@@ -22,6 +22,7 @@ __all__ = [
     "Meter",
     "download_seconds",
     "limited",
+    "upload_seconds",
     "within",
 ]
 
@@ -34,6 +35,7 @@ ANSWER_BYTES = 64 << 20
 """The most that the list of a repository's files may have: some 200,000 files."""
 ANSWER_SECONDS = 30.0
 SILENT_SECONDS = 30.0
+COMMIT_SECONDS = 120.0
 LEAST_BYTES_PER_SECOND = 50_000
 WATCH_SECONDS = 0.05
 
@@ -105,6 +107,11 @@ def download_seconds(num_bytes: int) -> float:
     return ANSWER_SECONDS + num_bytes / LEAST_BYTES_PER_SECOND
 
 
+def upload_seconds(num_bytes: int) -> float:
+    """Return how long a commit may last as a whole, its files included."""
+    return COMMIT_SECONDS + num_bytes / LEAST_BYTES_PER_SECOND
+
+
 def within(seconds: float, call: Callable[[], T], meter: Meter | None = None) -> T:
     """Return what a call returns or raise what it raises; raise a `LimitError` if it goes beyond a limit."""
     results: list[T] = []
@@ -116,7 +123,7 @@ def within(seconds: float, call: Callable[[], T], meter: Meter | None = None) ->
         except BaseException as error:  # noqa: BLE001 - raised again where it was called
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="hub-download", daemon=True)
+    thread = threading.Thread(target=run, name=f"{threading.current_thread().name}-call", daemon=True)
     thread.start()
     try:
         _watch(thread, time.monotonic() + seconds, seconds, meter)

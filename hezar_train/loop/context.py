@@ -3,8 +3,9 @@
 `Step` declares everything that one step knows. `Context` is what hooks see: the step's names, a stack of frames so that
 routines nest, and shared names (model, config, state, ...) that live as long as the trainer. A name that is set belongs
 to the innermost frame and vanishes with it; `CtxVar` gives it a shorter life, `keep_names` a longer one. A shared name
-may be a function of the context: an `Alias`. What a hook assigns is what the loop then uses, or it is refused: a name
-that the loop would not read again is `Fixed`. Nothing here is ever saved.
+may be a function of the context: an `Alias`. What a hook assigns is what the loop then uses, or it is refused: a shared
+name that the loop would not read again is `Fixed`, what the loop alone knows of a step is in `OF_THE_LOOP`, and names
+that count up to a certain moment are closed after it. Nothing here is ever saved.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Step:
     """
 
     __slots__ = (
-        "applied", "batch", "batch_in_window", "closes_window", "cur_batch_i", "grad_norm", "is_loss_noted", "is_own",
-        "is_weighed", "loss", "loss_regular", "loss_task", "loss_value", "outputs", "window", "window_loss",
+        "applied", "batch", "batch_in_window", "closes_window", "cur_batch_i", "grad_norm", "is_assigned", "is_counted",
+        "is_loss_noted", "is_own", "is_skipped", "is_weighed", "loss", "loss_regular", "loss_task", "loss_value",
+        "outputs", "window", "window_loss",
     )  # fmt: skip
 
     window: Window
@@ -66,19 +68,28 @@ class Step:
     loss_task: Any
     """What is trained on instead of both, if a hook assigned it; until the batch ends."""
     window_loss: Any
-    """The weighted loss of the window's micro-batches so far, on the device."""
+    """The weighted loss of this process's micro-batches of the window so far, on the device; `loss_value` is all's."""
     is_loss_noted: bool
     """Whether this micro-batch is in `window_loss`."""
     loss_value: float | None
-    """The loss of the update, as a number; known when it is guarded."""
+    """The loss of the update, over all processes, as a number; known when it is guarded."""
     grad_norm: float | None
     """The norm of the update's gradients before they are clipped; until the next update."""
     applied: bool
-    """Whether the optimizer has stepped; a scaler may skip an update."""
+    """Whether the optimizer has stepped: the hook `step` says so, or `OwnSteps` of a user's own step."""
+    is_skipped: bool
+    """Whether the scaler has skipped the update, because a gradient had overflowed."""
     is_own: bool
-    """Whether the user's own code has stepped the optimizer, so that this update is done (`OwnSteps` notes it)."""
+    """Whether the user's own code has stepped the optimizer, so that this update is done.
+
+    `OwnSteps` notes it, with `applied`; it refuses such a step before the window's last micro-batch.
+    """
     is_weighed: bool
     """Whether the user's own backward went through `accelerator.backward`, which weighs the loss."""
+    is_assigned: bool
+    """Whether a hook has assigned `grad_norm` or `loss_value`, which `guard` would read again."""
+    is_counted: bool
+    """Whether the micro-batch is counted, so that nothing reads its `loss_value` and `applied` any more."""
 
     def __init__(self) -> None:
         for name in Step.__slots__:
@@ -92,7 +103,19 @@ MAY_BE_NONE = frozenset({"loss_value"})
 """Names of a step that hooks may read before they are known."""
 OF_THE_ROUTINE = frozenset({"mode", "split", "failed"})
 """Names that every routine sets for itself."""
-INTERNAL = frozenset({"_frames", "_shared", "_lives", "_ways", "_keeps_names", "step"})
+OF_THE_LOOP: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("window", "batch_in_window", "closes_window"),
+        "The loop sets it; the config says how many samples an update has.",
+    ),
+    "cur_batch_i": "The loop counts it.",
+    **dict.fromkeys(("window_loss", "is_loss_noted"), "trainer.note_loss(loss) tells the loss of a batch."),
+    **dict.fromkeys(("is_own", "is_skipped", "is_weighed", "is_assigned", "is_counted"), "The loop notes it."),
+}
+"""What hooks may read and never assign, with what to do instead."""
+LOSSES = frozenset({"loss", "loss_regular", "loss_task"})
+OF_THE_UPDATE = frozenset({"loss_value", "grad_norm", "applied"})
+INTERNAL = frozenset({"_frames", "_shared", "_lives", "_ways", "_closed", "_keeps_names", "step"})
 STEP_IS_TAKEN = "ctx.step is what the step under way knows; choose another name"
 
 
@@ -135,7 +158,7 @@ class Context:
     def __init__(self, **shared: Any) -> None:
         own = self.__dict__
         own["_frames"], own["_shared"], own["_lives"], own["step"] = [], {}, _new_lives(), Step()
-        own["_ways"], own["_keeps_names"] = {}, False
+        own["_ways"], own["_closed"], own["_keeps_names"] = {}, {}, False
         self.share(shared)
 
     def __getattr__(self, name: str) -> Any:  # called only when the frame does not have the name
@@ -151,6 +174,13 @@ class Context:
         return value.read(self) if type(value) is Alias else value
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "step":  # the loop would go on with another one than hooks see
+            raise AttributeError(STEP_IS_TAKEN)
+        if (way := self._way_instead(name, value.obj if type(value) is CtxVar else value)) is not None:
+            raise HookError(f"ctx.{name} was assigned, which would change nothing: it is read only. {way}")
+        self._set(name, value)
+
+    def _set(self, name: str, value: Any) -> None:
         if type(value) is CtxVar:
             for names in self._lives.values():
                 names.discard(name)
@@ -159,19 +189,56 @@ class Context:
         if name in STEP_NAMES:
             setattr(self.step, name, value)
             return
-        if name == "step":  # the loop would go on with another one than hooks see
-            raise AttributeError(STEP_IS_TAKEN)
-        if name in self._ways:
-            raise HookError(f"ctx.{name} was assigned, which would change nothing: it is read only. {self._ways[name]}")
         shared = self._shared.get(name)
         if type(shared) is Alias and shared.write is not None:
             shared.write(self, value)
         else:
             self.__dict__[name] = value
 
+    def _way_instead(self, name: str, value: Any) -> str | None:
+        """Return what to do instead of assigning a name now; None: what is assigned will be used."""
+        if name in LOSSES and self.step.is_loss_noted:
+            return "The backward of this batch is done and its loss counted: assign it at on_batch_forward."
+        if name in OF_THE_UPDATE and self.step.window is not None:
+            return self._way_to_update(name, value)
+        if name in OF_THE_ROUTINE and self._frames:
+            return "The routine sets it."
+        return OF_THE_LOOP.get(name) or self._closed.get(name) or self._ways.get(name)
+
+    def _way_to_update(self, name: str, value: Any) -> str | None:
+        """Return what to do instead of assigning what is known of an update; note what `guard` must not read again."""
+        step = self.step
+        if not step.closes_window:
+            return "An update is done on the last micro-batch of its window: assign it where ctx.closes_window."
+        if step.is_counted and name != "grad_norm":  # which is logged after that
+            return "The update is counted: assign it at on_update."
+        if name == "applied":
+            is_known = step.applied or step.is_skipped
+            return (
+                "The optimizer has stepped, or its scaler has skipped the step."
+                if is_known and value != step.applied
+                else None
+            )
+        step.is_assigned = True
+        return None
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Set names as the loop does, also those that hooks may only read; what `take` returned is put back so."""
+        for name, value in values.items():
+            self._set(name, value)
+
+    def close(self, names: Iterable[str], way: str) -> None:
+        """Refuse names from now on until the routine ends: what they say was taken over; `way` says what to do."""
+        self._closed.update(dict.fromkeys(names, way))
+
     def __delattr__(self, name: str) -> None:
         if name == "step":
             raise AttributeError(STEP_IS_TAKEN)
+        if name in OF_THE_LOOP:
+            raise HookError(f"ctx.{name} was deleted, but the loop goes by it. {OF_THE_LOOP[name]}")
+        self._delete(name)
+
+    def _delete(self, name: str) -> None:
         if name in STEP_NAMES and getattr(self.step, name) is not None:
             setattr(self.step, name, None)
         elif name in self.__dict__:
@@ -202,7 +269,7 @@ class Context:
         own = self.__dict__.keys() - INTERNAL
         taken = {name: getattr(self, name) for name in names if name in own or self._is_of_step(name)}
         for name in taken:
-            delattr(self, name)
+            self._delete(name)
         return taken
 
     def share(self, values: Mapping[str, Any]) -> None:
@@ -252,12 +319,16 @@ class Context:
     @contextmanager
     def frame(self, mode: Mode, split: str) -> Iterator[None]:
         """Open a frame for a routine; it and everything set in it are gone when the routine ends, however it ends."""
+        # The names of the innermost frame are this object's attributes, so that reading one costs no look-up of ours.
+        # A frame is opened by copying them away, emptying `__dict__` and filling it anew, and closed by putting the
+        # copy back; the object itself stays the same, because hooks and the loop hold it. Only `_lives`, `_closed` and
+        # `step` begin anew; the other INTERNAL names are shared by all frames.
         own = self.__dict__
         outer, kept = dict(own), self._kept()
         outer["_frames"].append(outer)
         own.clear()
         own.update({name: outer[name] for name in INTERNAL} | kept)
-        own.update(_lives=_new_lives(), step=Step(), mode=mode, split=split, failed=None)
+        own.update(_lives=_new_lives(), _closed={}, step=Step(), mode=mode, split=split, failed=None)
         try:
             yield
         finally:

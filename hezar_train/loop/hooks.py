@@ -14,6 +14,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, overload
@@ -52,7 +53,7 @@ class Moment(StrEnum):
     BATCH_FORWARD = "on_batch_forward"
     BATCH_BACKWARD = "on_batch_backward"
     GRADIENTS = "on_gradients"
-    UPDATE = "on_update"
+    UPDATE = "on_update"  # a hook added here runs after the step, when the gradients are gone
     BATCH_END = "on_batch_end"
     EPOCH_END = "on_epoch_end"
     FIT_END = "on_fit_end"
@@ -93,7 +94,8 @@ LIKE_MOMENTS = {
     "on_train_begin": "on_fit_start", "on_train_start": "on_fit_start", "on_train_end": "on_fit_end",
     "on_step_begin": "on_batch_start", "on_train_batch_start": "on_batch_start", "on_step_end": "on_batch_end",
     "on_train_batch_end": "on_batch_end", "on_epoch_begin": "on_epoch_start", "on_train_epoch_start": "on_epoch_start",
-    "on_train_epoch_end": "on_epoch_end", "on_optimizer_step": "on_update", "on_after_backward": "on_gradients",
+    "on_train_epoch_end": "on_epoch_end", "on_optimizer_step": "on_update", "on_pre_optimizer_step": "on_gradients",
+    "on_before_optimizer_step": "on_gradients", "on_after_backward": "on_gradients",
 }  # fmt: skip
 """Other trainers' moments, each with ours."""
 
@@ -150,14 +152,23 @@ def refuse_uncalled(hook: Hook) -> None:
     own = [name for kind in type(hook).__mro__ if not is_ours(_file_of(kind)) for name in vars(kind)]
     known = {str(moment) for moment in Moment} | PLAIN_METHODS.keys()
     for name in own:
-        if name in known and callable(method := getattr(hook, name)):
-            _refuse_other_arguments(type(hook).__name__, name, method)
-        elif callable(getattr(hook, name)) and (name.startswith("on_") or f"on_{name}" in known):
+        looks_known = name in known or name.startswith("on_") or f"on_{name}" in known
+        if not looks_known or not _is_method(type(hook), name):
+            continue
+        if name in known:
+            _refuse_other_arguments(type(hook).__name__, name, getattr(hook, name))
+        else:
             near = suggestion(LIKE_MOMENTS.get(name, name), known)
             raise HookError(
                 f"{type(hook).__name__}.{name}() would never be called: {name!r} is not a moment.{near} There are: "
                 f"{choices(known)}. Rename it; a method of your own begins with an underscore."
             )
+
+
+def _is_method(kind: type, name: str) -> bool:
+    """Tell whether a name is a method, without running a property, which may read the trainer that is not there yet."""
+    found = inspect.getattr_static(kind, name)
+    return callable(found) or isinstance(found, classmethod)
 
 
 def _file_of(kind: type) -> str:
@@ -195,8 +206,8 @@ class _Entry:
 class HookList(MutableSequence[HookCall]):
     """The hooks of one moment as a list of functions, in the order they run; what is changed in it is changed there."""
 
-    def __init__(self, entries: list[_Entry], moment: Moment) -> None:
-        self._entries, self._moment = entries, moment
+    def __init__(self, entries: list[_Entry], moment: Moment, refuse_while_running: Callable[[], None]) -> None:
+        self._entries, self._moment, self._refuse_while_running = entries, moment, refuse_while_running
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -218,7 +229,7 @@ class HookList(MutableSequence[HookCall]):
         if isinstance(index, slice):
             changed[index] = [_entry_of(one) for one in value]
         else:
-            changed[index] = _entry_of(value)
+            changed[index] = _entry_of(value, changed[index].name, is_last=changed[index].is_last)  # as `replace` does
         self._take(changed)
 
     def __delitem__(self, index: int | slice) -> None:
@@ -228,6 +239,7 @@ class HookList(MutableSequence[HookCall]):
 
     def insert(self, index: int, value: HookCall) -> None:
         """Add a hook before a position; none comes after the hook that does what is due."""
+        self._refuse_while_running()
         end = sum(not entry.is_last for entry in self._entries)
         self._entries.insert(min(index, end) if index >= 0 else index, _entry_of(value))
 
@@ -240,16 +252,19 @@ class HookList(MutableSequence[HookCall]):
         return repr(list(self))
 
     def _take(self, changed: list[_Entry]) -> None:
+        self._refuse_while_running()
         for entry in self._entries:
             if entry.is_required and entry not in changed:
                 raise HookError(_needed(entry.name, self._moment))
         self._entries[:] = sorted(changed, key=lambda entry: entry.is_last)  # nothing comes after what is due
 
 
-def _entry_of(call: HookCall) -> _Entry:
+def _entry_of(call: HookCall, name: str | None = None, *, is_last: bool = False, is_required: bool = False) -> _Entry:
+    """Return a hook under its name, by default that of the function; refuse what cannot be called."""
     if not callable(call):
-        raise HookError(f"a hook is a {type(call).__name__}; expected a function of the context, f(ctx)")
-    return _Entry(name_of(call), call)
+        named = f"hook {name!r}" if name else "a hook"
+        raise HookError(f"{named} is a {type(call).__name__}; expected a function of the context, f(ctx)")
+    return _Entry(name or name_of(call), call, is_last, is_required)
 
 
 def _needed(name: str, moment: Moment) -> str:
@@ -261,10 +276,33 @@ def _needed(name: str, moment: Moment) -> str:
 
 
 class HookSet:
-    """The hooks of one mode: a list per moment, in the order they run."""
+    """The hooks of one mode: a list per moment, in the order they run.
+
+    A routine decides when it begins what runs at each moment; until it ends, its set refuses to be changed. So a run
+    has the hooks that it was built with, on every process and after a resume.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[Moment, list[_Entry]] = {moment: [] for moment in Moment}
+        self._num_running = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Refuse changes while the body runs; bodies may nest."""
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+
+    def refuse_while_running(self) -> None:
+        """Raise if a routine with these hooks is under way."""
+        if self._num_running:
+            raise HookError(
+                "hooks were added, replaced or removed while the routine that they belong to runs, which would change "
+                "nothing until it is called again: what runs at each moment was decided when it began. Do it before, "
+                "and let the hook return at once while it is not wanted: if ctx.state.epoch < 2: return"
+            )
 
     def register(
         self,
@@ -282,29 +320,29 @@ class HookSet:
 
         The end is before the hook that does what is due (`is_last`). One that is required stays for good.
         """
+        self.refuse_while_running()
         entries = self._entries[moment_named(moment)]
-        name = name or name_of(call)
-        if not callable(call):
-            raise HookError(f"hook {name!r} is a {type(call).__name__}; expected a function of the context, f(ctx)")
+        entry = _entry_of(call, name, is_last=is_last, is_required=is_required)
         given = {"before": before, "after": after, "position": position}
         given = {word: value for word, value in given.items() if value is not None}
         if len(given) > 1:
             listed = " and ".join(f"{word}={value!r}" for word, value in given.items())
-            raise HookError(f"hook {name!r}: {listed} were given; give one of them")
+            raise HookError(f"hook {entry.name!r}: {listed} were given; give one of them")
         index = len(entries) if is_last else self._place(moment_named(moment), before, after, position)
-        entries.insert(index, _Entry(name, call, is_last, is_required))
+        entries.insert(index, entry)
 
     def replace(self, call: HookCall, moment: str | Moment, name: str) -> None:
         """Put another hook in the place and under the name of an existing one."""
+        self.refuse_while_running()
         entries = self._entries[moment_named(moment)]
         index = self._index(moment, name)
-        if not callable(call):
-            raise HookError(f"hook {name!r} is a {type(call).__name__}; expected a function of the context, f(ctx)")
+        entry = _entry_of(call, name, is_last=entries[index].is_last)
         self._refuse_needed(moment, entries[index])
-        entries[index] = _Entry(name, call, entries[index].is_last)
+        entries[index] = entry
 
     def remove(self, moment: str | Moment, name: str) -> int:
         """Take a hook out; return the position that it had."""
+        self.refuse_while_running()
         index = self._index(moment, name)
         self._refuse_needed(moment, self._entries[moment_named(moment)][index])
         del self._entries[moment_named(moment)][index]
@@ -312,6 +350,7 @@ class HookSet:
 
     def clear(self, moment: str | Moment) -> None:
         """Take all hooks of a moment out, also those that the loop brought, but for those that are required."""
+        self.refuse_while_running()
         entries = self._entries[moment_named(moment)]
         entries[:] = [entry for entry in entries if entry.is_required]
 
@@ -340,7 +379,7 @@ class HookSet:
 
     def __getitem__(self, moment: str | Moment) -> HookList:
         """Return the hooks of a moment as a list that may be changed."""
-        return HookList(self._entries[moment_named(moment)], moment_named(moment))
+        return HookList(self._entries[moment_named(moment)], moment_named(moment), self.refuse_while_running)
 
     def __iter__(self) -> Iterator[Moment]:
         return iter(Moment)

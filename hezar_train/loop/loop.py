@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import Any
@@ -52,6 +52,7 @@ __all__ = [
 MAX_NAMED_SAMPLES = 64
 NOT_APPLIED = "it was not applied"
 DONE_BY_USER = "your own code has applied it, so the weights may be spoilt"
+DONE_UNGUARDED = "it was applied, because the hook `guard` was taken out, so the weights may be spoilt"
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,18 @@ class Loop:
         weigh: Callable[[Window], Window],
         start_over: Callable[[], None],
         while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
+        tell_filler: Callable[[bool], None] | None = None,
     ) -> None:
         """Walk with the hooks of training, unless a fit has others.
 
         `weigh` says what the micro-batches of a window weigh; `start_over` lets what joins the gradients
         forget a step that failed half way (the open window itself is taken back when the next call begins);
-        `while_learning` is held while a fit is under way.
+        `while_learning` is held while a fit is under way: a trainer's lets `accelerator.backward` weigh losses;
+        `tell_filler` is told of each batch of a fit whether it is filler, and after it that none is under way.
         """
         self._ctx, self._model, self._hooks, self._verbs = ctx, model, hooks, verbs
         self._weigh, self._start_over, self._while_learning = weigh, start_over, while_learning
+        self._tell_filler = tell_filler
         self._fits: list[Fit] = []
         self.batches: EpochBatches | None = None
         """The batches of the epoch under way, or of the last one."""
@@ -140,7 +144,7 @@ class Loop:
     def epoch_batches(self, epoch: int) -> Iterator[EpochBatches]:
         """Open the rest of an epoch, for a body that walks over all of its batches."""
         fit = self._fits[-1]
-        before, self.batches = fit.state.global_step, EpochBatches(fit, self._ctx, epoch)
+        before, self.batches = fit.state.global_step, EpochBatches(fit, self._ctx, epoch, self._tell_filler)
         batches = self.batches
         try:
             yield batches
@@ -149,7 +153,7 @@ class Loop:
             batches.close()
         fit.close_epoch(before)
 
-    def walk(self, routine: Routine, windows: Iterable[Window]) -> None:
+    def infer(self, routine: Routine, windows: Iterable[Window]) -> None:
         """Step through windows of which nothing is learned: a step is the moments of forward and backward."""
         with closing(routine.batches(windows)) as batches:  # a failed step must end its batch here, not some time later
             for _ in batches:
@@ -221,8 +225,8 @@ class Routine:
     """One walk with a mode, a split and a hook set; what runs at each moment is frozen when it is made."""
 
     def __init__(self, ctx: Context, hooks: HookSet, mode: Mode, split: str) -> None:
-        self._ctx, self.mode, self.split = ctx, mode, split
-        self._calls = self.calls_of(hooks)
+        self._ctx, self.mode, self.split, self.is_ending = ctx, mode, split, False
+        self._calls, self._sets = self.calls_of(hooks), self.sets_of(hooks)
         # at hand without a look-up, which costs more than an empty moment
         self.forward_calls = self._calls[Moment.BATCH_FORWARD]
         self.backward_calls = self._calls[Moment.BATCH_BACKWARD]
@@ -232,6 +236,10 @@ class Routine:
     def calls_of(self, hooks: HookSet) -> dict[Moment, tuple[HookCall, ...]]:
         """Return what runs at each moment, in order."""
         return {moment: hooks.calls(moment) for moment in Moment}
+
+    def sets_of(self, hooks: HookSet) -> list[HookSet]:
+        """Return the sets that are not to be changed while the routine runs."""
+        return [hooks]
 
     def fire(self, moment: Moment) -> None:
         """Run a moment's hooks."""
@@ -245,15 +253,21 @@ class Routine:
 
         `announce` may set names in the frame before the first hook runs.
         """
+        # The body of the `with` runs at the `yield` and raises there, so that FIT_END comes after a failure as well.
+        # Hooks of FIT_END may fail, too: then the first failure is the one that is raised.
         failure: BaseException | None = None
-        with self._ctx.frame(self.mode, self.split):
+        with self._ctx.frame(self.mode, self.split), ExitStack() as hooks_running:
+            for hooks in self._sets:
+                hooks_running.enter_context(hooks.running())
             try:
                 if announce is not None:
                     announce()
                 self.fire(Moment.FIT_START)
                 yield
             except BaseException as error:  # noqa: BLE001 - raised again below
-                self._ctx.failed = failure = error
+                failure = error
+                self._ctx.put({"failed": error})
+            self.is_ending = True
             try:
                 self.fire(Moment.FIT_END)
             finally:
@@ -265,13 +279,17 @@ class Routine:
         """Fire EPOCH_START before and EPOCH_END after the body; the epoch's variables end with it."""
         try:
             self.fire(Moment.EPOCH_START)
-            yield
+            yield  # the epoch; one that fails has no EPOCH_END, where it would be logged and saved as if it were whole
             self.fire(Moment.EPOCH_END)
         finally:
             self._ctx.clear(Lifecycle.EPOCH)
 
     def batches(
-        self, windows: Iterable[Window], number_in_epoch: int = 0, check_loss: Callable[[], None] | None = None
+        self,
+        windows: Iterable[Window],
+        number_in_epoch: int = 0,
+        check_loss: Callable[[], None] | None = None,
+        tell_filler: Callable[[bool], None] | None = None,
     ) -> Generator[Any, None, None]:
         """Yield each micro-batch between its BATCH_START and its BATCH_END; the batch's variables end with it.
 
@@ -286,18 +304,22 @@ class Routine:
                 step.batch, step.batch_in_window, step.closes_window = batch, number, number == last
                 step.cur_batch_i = number_in_epoch
                 step.is_loss_noted, step.loss_value, step.applied = False, None, False
-                step.is_own = step.is_weighed = False
+                step.is_own = step.is_weighed = step.is_skipped = step.is_assigned = step.is_counted = False
                 number_in_epoch += 1
+                if tell_filler is not None:
+                    tell_filler(window.is_filler(number))
                 try:
                     for call in starts:
                         call(ctx)
-                    yield step.batch
+                    yield step.batch  # the step is done by whoever walks; asking for the next batch goes on from here
                     if check_loss is not None and (step.loss_value is None or not step.is_loss_noted):
                         check_loss()
                     for call in ends:
                         call(ctx)
                 finally:
                     ctx.clear(Lifecycle.BATCH)
+                    if tell_filler is not None:
+                        tell_filler(False)
 
 
 @dataclass
@@ -370,10 +392,12 @@ class Fit:
         }
         ctx.merge_from_dict({name: CtxVar(value, Lifecycle.ROUTINE) for name, value in lengths.items()})
         self._announced = self._lengths(ctx)
+        ctx.close(["num_train_batch_last_epoch"], "It follows from ctx.num_total_train_batch and ctx.num_train_batch.")
 
     def take_lengths(self, ctx: Context) -> None:
         """Take over the lengths that hooks assigned."""
         told = self._lengths(ctx)
+        ctx.close(told, "The routine has begun: assign it at on_fit_start.")
         for name, value in told.items():
             if value == self._announced[name]:
                 continue
@@ -395,13 +419,16 @@ class Fit:
             state.update(epoch=state.epoch + 1, position=0, epoch_step=0, epoch_finished=False)
         return True
 
+    def rest_of_epoch(self) -> tuple[int, int, int]:
+        """Return the place in the epoch, and how many steps and samples may follow it there at most."""
+        state = self.state
+        steps_left = min(self.end.step - state.global_step, self.batches_in_epoch - state.epoch_step)
+        return state.position, steps_left, self.end.samples - state.samples_seen
+
     def windows(self, epoch: int) -> Iterator[Window]:
         """Yield the rest of an epoch, each window weighed before its first backward; one past the end is dropped."""
-        state = self.state
         self.saw_data = False
-        steps_left = min(self.end.step - state.global_step, self.batches_in_epoch - state.epoch_step)
-        samples_left = self.end.samples - state.samples_seen
-        for window in self.timed(self.source.windows(self.plan, epoch, state.position, steps_left, samples_left)):
+        for window in self.timed(self.source.windows(self.plan, epoch, *self.rest_of_epoch())):
             if self.ends:
                 return
             self.saw_data = True
@@ -431,21 +458,26 @@ class EpochBatches:
     """The batches that are left of an epoch; walking over them is walking the loop.
 
     Each batch comes after its BATCH_START; asking for the next one counts it and does what is due. Before that its loss
-    must have been noted, which every step does by itself.
+    must have been noted, which every step does by itself. Its length is what was left when it was opened.
     """
 
-    def __init__(self, fit: Fit, ctx: Context, epoch: int) -> None:
-        self._fit, self._ctx, self._epoch = fit, ctx, epoch
+    def __init__(self, fit: Fit, ctx: Context, epoch: int, tell_filler: Callable[[bool], None] | None = None) -> None:
+        self._fit, self._ctx, self._epoch, self._tell_filler = fit, ctx, epoch, tell_filler
+        self._rest, self._length = fit.rest_of_epoch(), -1
         self._walk: Generator[Any, None, None] | None = None
 
     def __len__(self) -> int:
         if self._fit.plan.steps_in_epoch is None:
             raise TypeError("the length of the training data is unknown")
-        return self._fit.plan.steps_in_epoch
+        if self._length < 0:
+            self._length = sum(span.num_steps for span in self._fit.plan.windows(*self._rest))
+        return self._length
 
     def __iter__(self) -> Generator[Any, None, None]:
         fit = self._fit
-        self._walk = fit.routine.batches(fit.windows(self._epoch), fit.state.epoch_step, self._check_loss)
+        self._walk = fit.routine.batches(
+            fit.windows(self._epoch), fit.state.epoch_step, self._check_loss, self._tell_filler
+        )
         return self._walk
 
     def close(self) -> None:
@@ -466,7 +498,8 @@ class EpochBatches:
     def _check_loss(self) -> None:
         """Raise if a batch has noted no loss; at the end of a window whose loss no hook has read, read it.
 
-        The second is an update that was done in the user's own way: an overridden `optimization_step` without super().
+        The second is an update that was done in the user's own way: an overridden `optimization_step` without super(),
+        or other hooks in the place of `guard`.
         """
         step = self._ctx.step
         if not step.is_loss_noted:
@@ -475,8 +508,12 @@ class EpochBatches:
                 "self.run_step(), or its own code and then self.note_loss(loss)."
             )
         if step.closes_window:
-            step.loss_value, step.applied = self._fit.sum_loss(step.window_loss), True
-            refuse_non_finite(step.loss_value, 0.0, self._fit.state, step.window, how=DONE_BY_USER)
+            was_applied_by_hook = step.applied and not step.is_own
+            step.loss_value, step.applied = self._fit.sum_loss(step.window_loss), not step.is_skipped
+            if step.is_skipped:  # the scaler has kept it from the weights, and goes on
+                return
+            how = DONE_UNGUARDED if was_applied_by_hook else DONE_BY_USER
+            refuse_non_finite(step.loss_value, 0.0, self._fit.state, step.window, how=how)
 
 
 LOOK_AT_THEM = "Look at them, lower learning_rate, or set max_grad_norm"

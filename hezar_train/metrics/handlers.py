@@ -478,7 +478,7 @@ class TextHandler(MetricsHandler):
     whoever asks for its texts.
     """
 
-    valid_metrics = ("cer", "wer", "rouge", "bleu", "chrf")
+    valid_metrics = ("cer", "wer", "exact_match", "rouge", "bleu", "chrf")
     reads_text = True
     sample_loss_name = "error rate"
 

@@ -34,7 +34,7 @@ from hezar_train.metrics.regression import (
     Spearman,
 )
 from hezar_train.metrics.sequence_labeling import EntityScores
-from hezar_train.metrics.text import Bleu, CharacterErrorRate, ChrF, Rouge, WordErrorRate
+from hezar_train.metrics.text import Bleu, CharacterErrorRate, ChrF, ExactMatch, Rouge, WordErrorRate
 
 __all__ = ["build_metric", "fits_any_task", "known_metrics", "register_metric"]
 
@@ -43,7 +43,7 @@ AnyClass = TypeVar("AnyClass", bound=type[Any])
 EVALUATE_PREFIX = "evaluate:"
 OWN: tuple[type[Metric], ...] = (
     *(Accuracy, TopKAccuracy, Precision, Recall, F1, Matthews, Auroc, ConfusionMatrix),
-    *(EntityScores, CharacterErrorRate, WordErrorRate, Bleu, ChrF, Rouge),
+    *(EntityScores, CharacterErrorRate, WordErrorRate, ExactMatch, Bleu, ChrF, Rouge),
     *(Perplexity, TokenAccuracy),
     *(MeanSquaredError, RootMeanSquaredError, MeanAbsoluteError, R2, Pearson, Spearman),
 )

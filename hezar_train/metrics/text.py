@@ -1,4 +1,4 @@
-"""Metrics of texts: error rates (CER, WER), BLEU, chrF and ROUGE, and the normaliser and tokeniser they can use.
+"""Metrics of texts: error rates (CER, WER), exact match, BLEU, chrF and ROUGE; a normaliser and a tokeniser for them.
 
 A metric receives a text per sample and a reference, or several references, per sample. It keeps sums of counts, never
 a text, and divides once. Texts are compared as they are, unless `normalise` says otherwise: it writes each group of
@@ -31,6 +31,7 @@ __all__ = [
     "Bleu",
     "CharacterErrorRate",
     "ChrF",
+    "ExactMatch",
     "Normaliser",
     "Rouge",
     "TextMetric",
@@ -272,6 +273,23 @@ class WordErrorRate(_ErrorRate):
             for text in (prediction, self._reference(references))
         )
         return [edit_distance(reference, predicted), len(reference)]
+
+
+class ExactMatch(TextMetric):
+    """The share of texts that are a reference of theirs, character by character, spaces at the ends left out."""
+
+    name = "exact_match"
+    num_counts = 1
+
+    @property
+    def output_keys(self) -> list[str]:
+        return [self.name]
+
+    def counts(self, prediction: str, references: list[str]) -> list[float]:
+        return [float(prediction.strip() in {reference.strip() for reference in references})]
+
+    def score(self, sums: list[float], num_samples: float) -> dict[str, float]:
+        return {self.name: sums[0] / num_samples}
 
 
 def _spaced(text: str) -> list[str]:

@@ -31,7 +31,7 @@ from hezar_train.optim import Schedule
 from hezar_train.runtime import enable_gradient_checkpointing
 from hezar_train.trainer import Given, Parts, RoutineResult, Trainer, assemble
 from hezar_train.trainer.export import exchanged_names, give_parameters, take_parameters
-from hezar_train.trainer.model_runner import ModelRunner
+from hezar_train.trainer.model_runner import ModelRunner, refuse_unused_criterion
 from hezar_train.trainer.optimizer_setup import (
     optimizer_for,
     refuse_foreign_optimizer,
@@ -85,6 +85,11 @@ class MultiModelTrainer(Trainer):
         self.model_hooks = {name: HookSet() for name in self.model_names}
         if config.precision == "fp16":
             raise ConfigError("mixed_precision='fp16' scales the loss of one optimizer; use 'bf16' for several models")
+        if config.counts_tokens:
+            raise ConfigError(
+                "global_batch_tokens and max_tokens_per_batch are planned for one model; several count samples. Set "
+                "global_batch_size or batch_size (group_by_length goes with them)"
+            )
         if config.sharding != "none":
             raise ConfigError("sharding='full' cuts one model; several are trained with sharding='none'")
         super().__init__(config, ModelDict(self.models), train_dataset, eval_dataset, **others)
@@ -234,6 +239,8 @@ class MultiModelTrainer(Trainer):
         )  # fmt: skip
         parts = assemble(given, self, make_loop, make_status, make_session)
         self._runners = {name: ModelRunner(model, parts.criterion) for name, model in self.models.items()}
+        if type(self).compute_loss is MultiModelTrainer.compute_loss:
+            refuse_unused_criterion(self._runners.values(), resumes=bool(self.config.resume_from_checkpoint))
         parts.ctx.share(self._shared_names())
         return parts
 

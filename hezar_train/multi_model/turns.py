@@ -28,8 +28,10 @@ from hezar_train.types import Mode
 __all__ = ["MultiModelLoop", "Phases", "Turns", "TurnsRoutine"]
 
 PUT_AWAY, SEEN_BY_ALL = "models_put_away", "seen_by_all_models"
-OWN_NAMES = frozenset({"window_loss", "grad_norm", "loss_value", "applied", "is_own"})
-NOT_YET_LEARNED: Mapping[str, Any] = {"loss_value": None, "applied": False, "is_own": False}
+OWN_NAMES = frozenset({"window_loss", "grad_norm", "loss_value", "applied", "is_own", "is_loss_noted", "is_assigned"})
+NOT_YET_LEARNED: Mapping[str, Any] = {
+    "loss_value": None, "applied": False, "is_own": False, "is_loss_noted": False, "is_assigned": False,
+}  # fmt: skip
 OPENING = frozenset({Moment.FIT_START, Moment.EPOCH_START, Moment.BATCH_START})
 
 NAME = "multi_model"
@@ -56,7 +58,7 @@ class Turns:
             away = ctx.get(PUT_AWAY, {})
             names = (ctx.lifecycles[Lifecycle.BATCH] | OWN_NAMES) - ctx.get(SEEN_BY_ALL, {"batch"})
             away[self.index] = ctx.take(names)
-            ctx.merge_from_dict({**NOT_YET_LEARNED, **away.pop(index, {}), PUT_AWAY: away})
+            ctx.put({**NOT_YET_LEARNED, **away.pop(index, {}), PUT_AWAY: away})
         self.index = index
 
     def begin_batch(self, first: int, ctx: Context) -> None:
@@ -66,7 +68,7 @@ class Turns:
             index: {**NOT_YET_LEARNED, **{name: kept[name] for name in kept if name == "window_loss"}}
             for index, kept in away.items()
         }
-        ctx.merge_from_dict({**NOT_YET_LEARNED, **left.pop(first, {}), PUT_AWAY: left})
+        ctx.put({**NOT_YET_LEARNED, **left.pop(first, {}), PUT_AWAY: left})
         self.take(first)
 
     def share_batch(self, ctx: Context) -> None:
@@ -106,6 +108,10 @@ class TurnsRoutine(Routine):
         models, turns = self._models, self._turns
         return {moment: _flat(moment, hooks, models, turns, self._interact(moment)) for moment in Moment}
 
+    def sets_of(self, hooks: HookSet) -> list[HookSet]:
+        """Return the sets of all models, and what they share."""
+        return [hooks, *self._models.values()]
+
 
 class MultiModelLoop(Loop):
     """A loop on which those models learn that are let."""
@@ -119,13 +125,14 @@ class MultiModelLoop(Loop):
         weigh: Callable[[Window], Window],
         start_over: Callable[[], None],
         while_learning: Callable[[], AbstractContextManager[None]] = nullcontext,
+        tell_filler: Callable[[bool], None] | None = None,
         *,
         model_hooks: Mapping[str, HookSet],
         turns: Turns,
         interact: InteractAt,
     ) -> None:
         """Take what a `Loop` takes; the hooks of each model, by name, stand between those that all models share."""
-        super().__init__(ctx, model, hooks, verbs, weigh, start_over, while_learning)
+        super().__init__(ctx, model, hooks, verbs, weigh, start_over, while_learning, tell_filler)
         self._context = ctx
         self._model_hooks, self._turns, self._interact = model_hooks, turns, interact
         self._learning: list[str] = []

@@ -101,6 +101,8 @@ def load_run(
     fields, options = overridden(fields, record.get("options") or {}, overrides)
     if not trust:
         given, given_options = overridden({}, {}, overrides)
+        if recipe is None and not given.get("accept_changes"):
+            _refuse_unknown_hash(home, record)
         refuse_untrusted_code(folder, fields, home, named_code(given))
         way = "Read them; if you trust them, give the same command with --trust, once."
         refuse_foreign_places(f"{folder / RECORD_FILE}", options, home, texts_in(given_options), way)
@@ -141,10 +143,23 @@ def load_target(given: str, overrides: Iterable[str] = (), *, trust: bool = Fals
     path = Path(given)
     is_beside_recipe = path.name != CONFIG_FILE and (path.parent / RECIPE_NAME).is_file()
     if path.suffix.lower() in CONFIG_SUFFIXES and (path.parent / RECORD_FILE).is_file() and not is_beside_recipe:
-        return load_run(_run_of_config(path), overrides, trust=trust)
+        return _load_run_as_it_was(_run_of_config(path), overrides, trust=trust)
     if is_run(path) and not (path / RECIPE_NAME).is_file():
         raise ConfigError(f"{given} is a run, not a recipe. To go on with it: hezar-train resume {given}")
     return load_recipe(given, overrides)
+
+
+def _load_run_as_it_was(run: Path, overrides: Iterable[str], *, trust: bool) -> LoadedRecipe:
+    """Load the config of a run to begin another one; refuse a recipe that this user has not trained with as it is."""
+    loaded = load_run(run, overrides, trust=trust)
+    if not trust and not _is_trusted(loaded.folder):
+        raise ConfigError(
+            f"{loaded.folder} has changed since this run began "
+            f"({', '.join(changed_parts(read_record(run), loaded.folder))}), and you have not trained with it as it is "
+            "now. Read it; if it is yours, give the same command with --trust, once, or train the recipe itself: "
+            f"hezar-train train {shlex.quote(str(loaded.folder))}"
+        )
+    return loaded
 
 
 def load_any(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
@@ -243,10 +258,11 @@ def _home_of(run: Path, record: dict[str, Any], *, trust: bool) -> Path:
     """
     found = [folder for folder in _possible_homes(run, str(record.get("path", ""))) if (folder / RECIPE_NAME).is_file()]
     right = [folder for folder in found if is_hash_of(folder, record.get("sha256"))]
-    # One that has changed since is found, too, where its place is known: that it has changed is told next.
+    # One that has changed since is found, too, if this user has trained with it as the run knew it: that it has changed
+    # is told next. Of a folder that merely lies where a known one did, neither the run nor the user knows the code.
     candidates = right + found if trust else [
         *(folder for folder in right if _is_trusted(folder)),
-        *(folder for folder in found if is_shipped(folder) or was_trained_with(folder)),
+        *(one for one in found if is_shipped(one) or was_trained_with(one, str(record.get("sha256")))),
     ]  # fmt: skip
     if candidates:
         return candidates[0]
@@ -255,6 +271,17 @@ def _home_of(run: Path, record: dict[str, Any], *, trust: bool) -> Path:
     raise ConfigError(
         f"the recipe of {run} was {record.get('path')}, and is not there any more. Say where it is: --recipe FOLDER"
     )
+
+
+def _refuse_unknown_hash(home: Path, record: Mapping[str, Any]) -> None:
+    """Raise if a recipe at a place that this user has trained with is not what the user has trained with."""
+    if not _is_trusted(home):
+        raise ConfigError(
+            f"{home} has changed since this run began ({', '.join(changed_parts(record, home))}), so the run would not "
+            "go on exactly, and as it is now you have not trained with it on this machine. Put it back, name a folder "
+            "that has the recipe as it was (--recipe FOLDER), or read it and take it all the same: --trust; to go on "
+            "with the run, accept_changes=true."
+        )
 
 
 def _is_trusted(folder: Path) -> bool:

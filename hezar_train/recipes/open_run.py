@@ -99,6 +99,13 @@ class OpenRun:
             ) from error
         return [self._named(value) for value in found]
 
+    def export(self, folder: str | os.PathLike[str], *, merge: bool = False) -> None:
+        """Write the model for others; with `merge`, the whole of it, adapters merged into its weights."""
+        if merge:
+            self.trainer.save(folder, merge=True)
+        else:
+            self.trainer.parts.checkpointing.write_model(Path(folder))
+
     def _named(self, value: Any) -> Any:
         """Return a class by its name: one of a sample, several that are on at once, or one for each token."""
         names, task = self._class_names, self.trainer.config.task
@@ -136,7 +143,8 @@ def open_run(loaded: LoadedRecipe, checkpoint: str = BEST) -> OpenRun:
 def _for_evaluation(config: TrainerConfig, checkpoint: Path) -> TrainerConfig:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they were shown when the config was read
-        return replace(config, resume_from_checkpoint=str(checkpoint), init_weights_from=None, num_dataloader_workers=0)
+        # The initial weights stay named: a checkpoint of the trained part may stand on them.
+        return replace(config, resume_from_checkpoint=str(checkpoint), num_dataloader_workers=0)
 
 
 def _checkpoint_of(config: TrainerConfig, wanted: str) -> Path:

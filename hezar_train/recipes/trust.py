@@ -86,10 +86,9 @@ def is_shipped(folder: Path) -> bool:
     return folder.resolve().parent == shipped_root().resolve()
 
 
-def was_trained_with(folder: Path, sha256: str | None = None) -> bool:
-    """Tell whether this user has built the recipe at this path; with a hash, as it was then."""
-    hashes = trusted_beside(folder).hashes
-    return bool(hashes) if sha256 is None else sha256 in hashes
+def was_trained_with(folder: Path, sha256: str) -> bool:
+    """Tell whether this user has built the recipe at this path when it had a hash."""
+    return sha256 in trusted_beside(folder).hashes
 
 
 def trusted_beside(folder: Path) -> Trusted:

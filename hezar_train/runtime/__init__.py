@@ -4,6 +4,7 @@ The modules:
 
     accelerator     the Accelerator, checked against the config; the model and its batches on the device
     processes       what the processes of a run tell one another
+    messages        values as bytes, to be sent, and back
     data_parallel   each process has a copy of the model
     sharding        each process has a share of it (FSDP2)
     console         what the package says on a terminal

@@ -159,7 +159,7 @@ class SyncedBatchNorm(_BatchNorm):
     """Batch normalisation of inputs of any number of dimensions, which all processes compute together."""
 
     skips: ClassVar[bool] = False
-    """Whether this process's batch is filler and counts for nothing."""
+    """Whether this process's batch is filler and counts for nothing; the loop says so while the batch is under way."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -196,6 +196,11 @@ class SyncedBatchNorm(_BatchNorm):
         share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean), share)
         self.running_var.lerp_((variance * num / (num - 1).clamp(min=1)).to(self.running_var), share)
+
+
+def leave_out_of_batch_norm(is_filler: bool) -> None:
+    """Let this process's batch count for nothing, or again for something, in synchronised batch normalisation."""
+    SyncedBatchNorm.skips = is_filler
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:

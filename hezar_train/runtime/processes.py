@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from hezar_train.errors import HezarTrainError
+from hezar_train.runtime.messages import pack_message, unpack_message
 
 __all__ = [
     "Processes",
@@ -49,6 +49,10 @@ class Processes:
         dist.all_reduce(total)
         return total.tolist()
 
+    def total(self, value: Any) -> float:
+        """Return the sum of one value over all processes, in full precision."""
+        return self.sum([value])[0]
+
     def agree(self, values: Sequence[int]) -> bool:
         """Tell whether all processes have the same whole numbers."""
         if self.count == 1:
@@ -60,29 +64,51 @@ class Processes:
         return bool((largest == -smallest).all())
 
     def share(self, value: T) -> T:
-        """Return the main process's value on all; it must be made of what JSON can hold."""
+        """Return the main process's value on all: plain values, tensors and arrays (`messages`)."""
         if self.count == 1:
             return value
-        text = json.dumps(value).encode() if self.is_main else b""
-        # Not torch's `broadcast_object_list`, which sends pickles; the size goes first, to make room for the text.
-        size = torch.tensor([len(text)], device=self._device)
+        # Not torch's `broadcast_object_list`, which sends pickles; the size goes first, to make room for the message.
+        message = pack_message(value) if self.is_main else b""
+        size = torch.tensor([len(message)], device=self._device)
         dist.broadcast(size, 0)
-        data = torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        if self.is_main:
-            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        data = self._padded(message, int(size))
         dist.broadcast(data, 0)
-        return json.loads(bytes(data.tolist()))  # type: ignore[no-any-return]
+        return value if self.is_main else self._read(data)
+
+    def share_numbers(self, numbers: torch.Tensor | None) -> torch.Tensor:
+        """Return the main process's whole numbers on all, however many they are; the others give None."""
+        size = torch.tensor([0 if numbers is None else len(numbers)], device=self._device)
+        dist.broadcast(size, 0)
+        data = torch.empty(int(size), dtype=torch.int64, device=self._device)
+        if self.is_main and numbers is not None:
+            data.copy_(numbers)
+        dist.broadcast(data, 0)
+        return data.cpu()
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, in the order of their numbers, on all."""
+        """Return the values of all processes, in the order of their numbers, on all; what may be sent: `messages`."""
         if self.count == 1:
             return [value]
-        found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value)
-        return found
+        # Not torch's `all_gather_object`, which sends pickles.
+        message = pack_message(value)
+        sizes = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor([len(message)], device=self._device))
+        room = max(int(size) for size in sizes)
+        found = [torch.empty(room, dtype=torch.uint8, device=self._device) for _ in sizes]
+        dist.all_gather(found, self._padded(message, room))
+        return [self._read(data) for data in found]
+
+    def _padded(self, message: bytes, size: int) -> torch.Tensor:
+        return torch.frombuffer(bytearray(message.ljust(size, b"\0")), dtype=torch.uint8).to(self._device)
+
+    def _read(self, data: torch.Tensor) -> Any:
+        return unpack_message(data.cpu().numpy().tobytes(), self._device)
 
     def on_main(self, act: Callable[[], T]) -> T | None:
-        """Let the main process act while the others wait; what it raises is raised on all of them."""
+        """Let the main process act while the others wait; return what it returned there, and None elsewhere.
+
+        If it fails, all fail: the others with a `HezarTrainError` that quotes it.
+        """
         if self.count == 1:
             return act()
         result, failure = None, None

@@ -83,12 +83,24 @@ def _of_the_plan(plan: Plan, eval_samples: int | None) -> dict[str, str]:
         "Training samples": _count(plan.num_samples),
         "Evaluation samples": _count(eval_samples),
         "Epochs": str(plan.num_epochs),
-        "Batch size": str(plan.batch_size),
-        "Gradient accumulation": str(plan.accumulation),
-        "Samples per update": str(plan.window_samples),
+        **_of_batches(plan),
         "Steps per epoch": _count(plan.steps_in_epoch),
         "Total steps": f"{plan.total_steps:,}",
         "Total updates": f"{plan.total_updates:,}",
+    }
+
+
+def _of_batches(plan: Plan) -> dict[str, str]:
+    """Tell what bounds a step and an update: samples or tokens."""
+    step = {} if plan.step_tokens is None else {"Tokens per step": f"at most {plan.step_tokens:,}"}
+    if plan.window_tokens is not None:
+        tokens = f"at most {plan.window_tokens:,}"
+        return {**step, "Tokens per update": tokens, "Samples per update": f"{plan.window_samples} on average"}
+    return {
+        "Batch size": str(plan.batch_size),
+        "Gradient accumulation": str(-(-plan.window_samples // plan.step_samples)),
+        **step,
+        "Samples per update": str(plan.window_samples),
     }
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from hezar_train.checkpoint import unwrap
+from hezar_train.checkpoint import base_of, unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, a_kind, choices
 from hezar_train.events import EventStorage
@@ -37,6 +37,7 @@ from hezar_train.hooks import StopFlag
 from hezar_train.loop import Context, HookSet, Loop, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.runtime import DataParallel, Runtime, data_parallel_of
+from hezar_train.runtime.data_parallel import leave_out_of_batch_norm
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.trainer.checkpointing import Checkpointing
@@ -47,10 +48,11 @@ from hezar_train.trainer.loss_weight import Weigher, counts_labels, label_counte
 from hezar_train.trainer.model_runner import DeviceHold, ModelRunner, Regularizer, build_criterion, find_regularizer
 from hezar_train.trainer.optimizer_setup import FirstSettings
 from hezar_train.trainer.own_code import OwnSteps, weighed_backward
+from hezar_train.trainer.packed_model import refuse_lone_samples, refuse_unpackable
 from hezar_train.trainer.run_actions import RunActions
 from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.run_status import RunStatus
-from hezar_train.trainer.session import Agreement, RunSession
+from hezar_train.trainer.session import RunSession
 from hezar_train.trainer.train_data import RunSetup, TrainData
 from hezar_train.trainer.train_step import Optimization, TrainStep, UpdateLog
 from hezar_train.types import Mode
@@ -109,7 +111,6 @@ class Parts:
     hold: DeviceHold
     data_parallel: DataParallel
     flag: StopFlag
-    agreement: Agreement
     model_runner: ModelRunner
     optimization: Optimization
     first: FirstSettings
@@ -144,19 +145,24 @@ def assemble(
     hooks = {Mode.TRAIN: HookSet(), Mode.FINETUNE: HookSet()}
     flag = StopFlag(waits_for_others=runtime.num_processes > 1)
     progress = Progress(setup.plan.total_steps, setup.plan.num_epochs, enabled=False)
-    agreement, log = Agreement(runtime.processes, flag), UpdateLog(storage)
+    log = UpdateLog(storage)
     hold = DeviceHold(model, runtime.device, offloads=config.offload_after_routine)
     criterion, regularizer = build_criterion(config.criterion), find_regularizer(config.regularizer)
     weigher, count_labels = _weigher(given)
+    if config.uses_lengths and not setup.only_for_eval:
+        _refuse_model(given, weighs_labels=given.batch_weight is not None or count_labels is not None)
     data_parallel = data_parallel_of(model, runtime)
     joined = data_parallel if runtime.num_processes > 1 else None
     optimization = Optimization(
         given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, joined, own_steps
     )
-    train_step = TrainStep(verbs, runtime, config.seed, state, optimization, agreement.sum_loss, log)
-    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, agreement.sum_loss, own_steps)
+    train_step = TrainStep(verbs, runtime, config.seed, state, optimization, log)
+    finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, own_steps)
     weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes)
-    loop = make_loop(ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs)
+    loop = make_loop(
+        ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs,
+        None if joined is None else leave_out_of_batch_norm,
+    )  # fmt: skip
     evaluator = Evaluator(
         setup, runtime, model, given.handler, verbs, ctx=ctx, state=state, loop=loop, data=given.data, weigher=weigher,
         data_parallel=data_parallel, hold=hold, flag=flag, progress=progress, preprocessor=given.preprocessor,
@@ -174,14 +180,14 @@ def assemble(
     session = make_session(
         setup=setup, runtime=runtime, folder=given.folder, model=model, state=state, storage=storage, loop=loop,
         train_step=train_step, checkpointing=checkpointing, status=status, actions=actions,
-        weigher=weigher, handler=given.handler, hold=hold, flag=flag, agreement=agreement, progress=progress,
+        weigher=weigher, handler=given.handler, hold=hold, flag=flag, progress=progress,
         log_of_updates=log, verbs=verbs, csv_file=given.csv_file, config_file=given.config_file,
     )  # fmt: skip
     parts = Parts(
         setup=setup, data=given.data, runtime=runtime, folder=given.folder, model=model, handler=given.handler,
         verbs=verbs, ctx=ctx, hooks=hooks, own_steps=own_steps, state=state, storage=storage, criterion=criterion,
         regularizer=regularizer,
-        weigher=weigher, hold=hold, data_parallel=data_parallel, flag=flag, agreement=agreement,
+        weigher=weigher, hold=hold, data_parallel=data_parallel, flag=flag,
         model_runner=ModelRunner(model, criterion), optimization=optimization, first=given.first,
         train_step=train_step, finetuning=finetuning, loop=loop, evaluator=evaluator, checkpointing=checkpointing,
         status=status, actions=actions, session=session, count_labels=count_labels,
@@ -192,10 +198,20 @@ def assemble(
 
 def _weigher(given: Given) -> tuple[Weigher, Callable[[Any], float] | None]:
     """Return what weighs a window, and how labels are counted where the loss is a mean over them."""
-    config, bare = given.setup.config, unwrap(given.model)
+    config, bare = given.setup.config, base_of(given.model)  # adapters change nothing in what its loss is a mean of
     by_labels = counts_labels(config.loss_weight, config.task, bare)
     count_labels = label_counter(config.task, bare) if by_labels else None
     return Weigher(given.batch_weight or count_labels, given.runtime.processes), count_labels
+
+
+def _refuse_model(given: Given, *, weighs_labels: bool) -> None:
+    """Raise if the model cannot be trained on batches that lengths decide."""
+    setup, config = given.setup, given.setup.config
+    if config.counts_tokens:
+        refuse_lone_samples(given.model)
+    if config.packing:
+        lengths = setup.source.by_length.lengths  # type: ignore[attr-defined]
+        refuse_unpackable(given.model, given.runtime, lengths, weighs_labels=weighs_labels)
 
 
 def _units(given: Given, count_labels: object) -> str:

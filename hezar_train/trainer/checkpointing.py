@@ -19,24 +19,32 @@ from torch.optim import Optimizer
 
 from hezar_train.checkpoint import (
     CONFIG_FILE,
+    BaseRecord,
     Checkpoint,
     CheckpointStore,
     CheckpointWriter,
     Contents,
+    HeldPart,
     SavingGroup,
     SharedStore,
+    TrainedPart,
     WeightReport,
+    base_differences,
+    files_for_others,
     gather_shards,
     gather_whole,
+    has_adapters,
     initial_weights,
     load_shards,
+    other_base,
+    refuse_other_base,
+    refuse_shared_prompts,
     unwrap,
 )
-from hezar_train.checkpoint.format import tensor_names
-from hezar_train.checkpoint.manifest import read_best_step
-from hezar_train.checkpoint.optimizer_state import fitted_state
+from hezar_train.checkpoint.format import tensor_file, tensor_names
+from hezar_train.checkpoint.manifest import MODEL_FILE, read_best_step, replace_file
 from hezar_train.config import TrainerConfig
-from hezar_train.config.files import read_mapping, to_yaml
+from hezar_train.config.files import read_mapping, to_yaml, write_atomically
 from hezar_train.data import Source
 from hezar_train.errors import CheckpointError, ConfigError, DataError, RunLockedError, choices, state_for
 from hezar_train.events import EventStorage
@@ -51,7 +59,7 @@ from hezar_train.hub import (
 from hezar_train.loop import Context, Hook
 from hezar_train.optim import Schedule, set_momentum
 from hezar_train.plan import Plan, exactness_changes, keeping_ticks
-from hezar_train.run_layout import MODEL_CONFIG_FOLDER, PREPROCESSOR_FOLDER, step_of
+from hezar_train.run_layout import BASE_FILE, MODEL_CONFIG_FOLDER, PREPROCESSOR_FOLDER, step_of
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
@@ -61,7 +69,7 @@ from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.train_data import RunSetup
 from hezar_train.trainer.train_step import Optimization
 
-__all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "going_on", "load_initial_weights"]
+__all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "going_on", "load_initial_weights", "write_weights"]
 
 NAMES = ("best", "last")
 MOST_STEPS = 1 << 62
@@ -90,7 +98,9 @@ class Checkpointing:
         self._write_preprocessor = preprocessor_writer(preprocessor)
         self._write_model_config = model_config_writer(unwrap(model))
         self._own_facts, self._config_text = dict(facts), to_yaml(setup.config.to_dict())
+        # a process group of its own: saves in the background must not meet the collectives of training
         self._group = SavingGroup.form() if is_sharded(model) else None
+        self._part = trained_part_of(model, setup.config, is_shared_out=self._group is not None)
         self._store = CheckpointStore(folder.checkpoints)
         # on the disk when built, when the folder is taken over, when a call ends: others mean another trainer
         self._known_steps = self._store.steps()
@@ -117,12 +127,12 @@ class Checkpointing:
     def keep_place(self, ctx: Context) -> None:
         """Note where the data is after an update, if the position does not say it all; a hook at BATCH_END.
 
-        After the first one the optimizer has its state: then saves get room for copies of it, too.
+        After the first one that is applied the optimizer has its state: then saves get room for copies of it, too.
         """
         if not ctx.step.closes_window:
             return
         self._cursor = ctx.step.window.cursor
-        if self._needs_room:
+        if self._needs_room and ctx.step.applied:
             self._needs_room = False
             self.reserve_buffers()
 
@@ -145,7 +155,47 @@ class Checkpointing:
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         """Load the weights of a checkpoint alone, all of which must fit."""
-        load_shards(checkpoint, self._model)
+        self._load_model(checkpoint)
+
+    def load_initial_weights(self, source: str | os.PathLike[str]) -> None:
+        """Load the weights that a run begins with."""
+        load_initial_weights(self._model, source, self._processes)
+        if self._part is not None:
+            self._part.begin()
+
+    def _load_model(self, checkpoint: Checkpoint, optimizer: Optimizer | None = None) -> None:
+        """Load weights and optimizer, onto the base model that they were trained on if that is not among them."""
+        part, base = self._part, checkpoint.base
+        is_whole = base is None or not base.tensors
+        is_same_base = base is None or is_whole or self._stands_on(checkpoint.path, base)
+        before = part.digest() if part is not None and is_whole else {}
+        load_shards(checkpoint, self._model, optimizer, is_base_checked=True)
+        if part is None:
+            return
+        part.begin(base, is_same_base=is_same_base)
+        if before and part.digest() != before:
+            part.holds_all = True
+            logger.warning(
+                "%s holds the whole model, with another base than the one that was built here: later checkpoints hold "
+                "it, too. To save only what is trained, build the model on the base that the run began with.",
+                checkpoint.path,
+            )
+
+    def _stands_on(self, path: Path, base: BaseRecord) -> bool:
+        """Tell whether the model stands on a checkpoint's base, which may come from the initial weights; else raise.
+
+        Another one that the user accepts is told.
+        """
+        config = self._setup.config
+        differences = base_differences(self._model, base)
+        if config.init_weights_from is not None and self._processes.sum([len(differences)])[0]:
+            load_initial_weights(self._model, config.init_weights_from, self._processes)
+            differences = base_differences(self._model, base)
+        if differences and config.accept_changes:
+            logger.warning("going on, so not exactly: %s", other_base(path, base, differences))
+            return False
+        refuse_other_base(path, base, differences)
+        return True
 
     def take_over_folder(self) -> None:
         """Make the run's folder this run's own: what an earlier run left is set aside; only torn saves are deleted."""
@@ -170,18 +220,26 @@ class Checkpointing:
             logger.info("the best model was chosen by %s so far, from now on by %s", before, key)
             state.update(metric_for_best_checkpoint=key, best_metric_value=None, best_checkpoint=None)
 
+    def _stateful(self) -> dict[str, tuple[str, Any]]:
+        """Return what a checkpoint holds beside model and optimizer by its own state_dict() and load_state_dict().
+
+        By the name that it has there, with what messages call it; None is what this run does not have. One more thing
+        to save is one more row here; what is missing in a checkpoint of an earlier version stays as it was built.
+        """
+        return {
+            "schedule": ("the schedule", self._optimization.schedule),
+            "scaler": ("the gradient scaler", self._scaler),
+            "stopping": ("early stopping", self._setup.stopping),
+        }
+
     def _load(self, checkpoint: Checkpoint) -> None:
         """Bring every object back to where the checkpoint has it."""
-        load_shards(checkpoint, self._model, self._optimization.optimizer)
+        self._load_model(checkpoint, self._optimization.optimizer)
         extra = checkpoint.extra()
-        with state_for("the schedule"):
-            self._optimization.schedule.load_state_dict(extra["schedule"])
-        if self._scaler is not None and extra.get("scaler") is not None:
-            with state_for("the gradient scaler"):
-                self._scaler.load_state_dict(extra["scaler"])
-        if extra.get("stopping") is not None:
-            with state_for("early stopping"):
-                self._setup.stopping.load_state_dict(extra["stopping"])
+        for name, (words, one) in self._stateful().items():
+            if one is not None and extra.get(name) is not None:
+                with state_for(words):
+                    one.load_state_dict(extra[name])
         self._cursor, self._measured = extra.get("data"), extra["measured"]
         self._state.update(checkpoint.state())
         self._hook_states = extra["hooks"]
@@ -194,8 +252,7 @@ class Checkpointing:
         for name, hook in self._named_hooks():
             if name in self._hook_states and any(hook is one for one in hooks):
                 with state_for(f"the hook {name}"):
-                    kept, state = getattr(hook, "kept", None), self._hook_states[name]
-                    hook.load_state_dict(fitted_state(state, kept) if isinstance(kept, Optimizer) else state)
+                    hook.load_state_dict(self._hook_states[name])
 
     def _tell_of_lost_hooks(self) -> None:
         """Warn of states in the restored checkpoint that nobody has taken: the next save will not have them."""
@@ -236,6 +293,7 @@ class Checkpointing:
         if saves_for_all or self._group is not None:
             self._writer = CheckpointWriter(store, config.async_save, config.save_total_limit, on_saved)
         self._needs_room = self._writer is not None
+        self._read_base()
         try:
             yield
         except KeyboardInterrupt:
@@ -247,6 +305,16 @@ class Checkpointing:
                     self._close_writer(abandon=is_abandoned)
             finally:
                 self._known_steps = self._store.steps()
+
+    def _read_base(self) -> None:
+        """Begin to read the frozen base model, of which checkpoints keep digests."""
+        if self._part is None or not self._setup.config.save_enabled:
+            return
+        self._part.note_trained()
+        if self._group is not None:
+            self._part.digest()
+        elif self._writer is not None:
+            self._part.digest_in_background()
 
     def reserve_buffers(self) -> None:
         """Make the memory that a save copies into, while nobody waits for it."""
@@ -273,7 +341,8 @@ class Checkpointing:
         """Save a checkpoint of this update, in the background if the config says so.
 
         `measured` is what hooks put and no row of the log holds yet: value, step and smoothing hint by name.
-        `before_commit` is called once all files are written, before the manifest makes them a checkpoint.
+        `before_commit` is called once all files and their manifest are written, before the folder gets its name: from
+        then on it is a checkpoint.
         """
         if self._writer is not None:
             self._measured = measured
@@ -285,6 +354,7 @@ class Checkpointing:
         return self._processes.share(self._processes.on_main(self._wait_for_newest))
 
     def _wait_for_newest(self) -> int | None:
+        """Wait for the main process's save, which ends after all shares of it are on the disk."""
         if self._writer is not None:
             self._writer.wait()
         return max(self._store.steps(), default=None)
@@ -293,7 +363,17 @@ class Checkpointing:
         """Gather everything with whole tensors, on the main process; all processes call this together."""
         if self._group is None:
             return Contents.gather(**self._contents())
+        if self._part is not None:
+            self._part.digest()
         return gather_whole(**self._contents(), is_kept=self._group.is_main)
+
+    def write_model(self, folder: Path) -> None:
+        """Write weights, model config and preprocessor into a folder, for others; on one process."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_weights(folder, self.gather_whole(), MODEL_FILE)
+        if self._write_model_config is not None:
+            self._write_model_config(folder)
+        self.write_preprocessor(folder)
 
     def write_preprocessor(self, folder: Path) -> None:
         """Write the preprocessor, where there is one, into a folder."""
@@ -315,13 +395,14 @@ class Checkpointing:
         extra = {
             "plan": self._setup.plan.to_dict(),
             "facts": self._facts(),
-            "schedule": self._optimization.schedule.state_dict(),
-            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            **{name: None if one is None else one.state_dict() for name, (_, one) in self._stateful().items()},
             "hooks": {name: hook.state_dict() for name, hook in self._named_hooks()},
-            "stopping": self._setup.stopping.state_dict(),
             "data": self._cursor,
             "measured": dict(self._measured),
         }
+        held = self._held_part()
+        if held is not None and held.computed:
+            extra["adapters"] = held.computed
         writers = {PREPROCESSOR_FOLDER: self._write_preprocessor, MODEL_CONFIG_FOLDER: self._write_model_config}
         folders = {name: write for name, write in writers.items() if write is not None}
         return {
@@ -332,11 +413,24 @@ class Checkpointing:
             "extra": extra,
             "folders": folders,
             "before_commit": before_commit,
+            "part": held,
         }
+
+    def _held_part(self) -> HeldPart | None:
+        """Return what a save of now leaves out of the model; None if nothing."""
+        if self._part is None:
+            return None
+        optimizer: Any = self._optimization.optimizer
+        optimizers = [optimizer, *getattr(optimizer, "optimizers", {}).values()]
+        self._part.note_trained(optimizers, None if self._group is None else self._processes.sum)
+        return self._part.held()
 
     def _facts(self) -> dict[str, Any]:
         source = self._setup.source
+        by_length = getattr(source, "by_length", None)
+        lengths = {} if by_length is None else {"lengths of the samples": by_length.lengths.digest}
         return {
+            **lengths,
             "order of the data": type(source).__name__,
             "shuffle": getattr(source, "is_shuffled", None),
             "drop_last": source.drop_last or self._setup.config.drop_last,
@@ -372,6 +466,16 @@ class Checkpointing:
             seen[hook.name] = number = seen.get(hook.name, 0) + 1
             named.append((hook.name if number == 1 else f"{hook.name}-{number}", hook))
         return named
+
+
+def trained_part_of(model: nn.Module, config: TrainerConfig, *, is_shared_out: bool) -> TrainedPart | None:
+    """Return what knows the trained part of a model; None where checkpoints hold the model, and it has no adapters."""
+    adapts = has_adapters(model)
+    if adapts and is_shared_out:
+        refuse_shared_prompts(model)
+    if not adapts and not config.save_trained_only:
+        return None
+    return TrainedPart(model, holds_all=config.save_trained_only is False)
 
 
 def choose_checkpoint(config: TrainerConfig, folder: RunFolder, processes: Processes) -> Checkpoint | None:
@@ -458,7 +562,11 @@ def _is_measured(item: tuple[Any, Any]) -> bool:
 
 
 def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, facts: Mapping[str, Any]) -> None:
-    """Raise with the list of what changed, if the run could not go on exactly; `accept_changes` lets it pass."""
+    """Raise with the list of what changed among that which decides an update; `accept_changes` lets it pass.
+
+    `plan.exactness_changes` knows what does: not what only logs, saves, evaluates or ends the run, and another number
+    of processes only where no `global_batch_size` fixes the samples of an update.
+    """
     old = read_mapping(checkpoint.path / CONFIG_FILE)
     extra = checkpoint.extra()
     old_plan = Plan.from_dict(extra["plan"])
@@ -536,6 +644,8 @@ def _set_weight_decay(optimizer: Optimizer, config: TrainerConfig, model: nn.Mod
 
 def _cut_window(checkpoint: Checkpoint, old: Plan, new: Plan) -> list[str]:
     """Tell of an update that an earlier `max_steps` cut short: a longer run would have made it whole."""
+    if old.counts_tokens:  # then runs end after whole updates
+        return []
     state = TrainerState.from_dict(checkpoint.state())
     is_cut = state.position % old.window_samples and not state.epoch_finished
     if not is_cut or old.num_samples is None or new.counted_steps <= old.counted_steps:
@@ -567,6 +677,18 @@ def tell_weights(report: WeightReport, source: str | os.PathLike[str]) -> None:
     ):
         if names:
             logger.warning("%s: %s", words, ", ".join(names))
+
+
+def write_weights(folder: Path, parts: Contents, model_file: str) -> None:
+    """Write the model, or the files of its trained part and what they say of the base model."""
+    if parts.part is None:
+        replace_file(folder / model_file, tensor_file(parts.model))
+        return
+    content = parts.part.record()
+    for name, tensors in files_for_others(BaseRecord.read(content), parts.model, parts.part.computed).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / name, tensor_file(tensors))
+    write_atomically(folder / BASE_FILE, content)
 
 
 def _refuse_lost_place(source: Source, state: TrainerState) -> None:

@@ -137,7 +137,7 @@ def _set_output(ctx: Context, logits: Any) -> None:
 
 def _set_loss(ctx: Context, loss: Any) -> None:
     """Let a loss be the batch's: trained on and counted, or averaged by an evaluation."""
-    ctx.step.loss = loss
+    ctx.loss = loss  # refused where the batch's backward is done
     ctx.step.outputs = {**(ctx.step.outputs or {}), "loss": loss}
 
 

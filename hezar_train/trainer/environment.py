@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hezar_train.checkpoint.format import raw_bytes
+from hezar_train.config.credentials import shown_arguments
 from hezar_train.events import add_start, read_starts
 from hezar_train.hub import redact
 
@@ -76,7 +76,7 @@ def command_line(arguments: list[str]) -> str:
         name = f"python -m {Path(program).parent.name}"
     elif name.endswith(".py"):
         name = f"python {name}"
-    return redact(" ".join([name, *map(shlex.quote, rest)])).strip()
+    return redact(" ".join([name, *shown_arguments(rest)])).strip()
 
 
 def describe_data(data: Any) -> dict[str, Any]:

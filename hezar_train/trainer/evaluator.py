@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -235,13 +235,18 @@ class Evaluator:
         """Walk once over data, in order, without gradients and without moving the global generators."""
         source = self._data.eval_source(self._setup.config, data)
         plan = one_pass(source.num_samples, source.batch_size, self._runtime.num_processes)
-        self._progress.start_evaluation(plan.steps_in_epoch)
+        is_sorted = self._setup.config.uses_lengths and weighs and max_batches is None
+        cuts = self._data.eval_cuts(self._setup.config, data, source) if is_sorted else None
+        num_steps = plan.steps_in_epoch if cuts is None else len(cuts)
+        self._progress.start_evaluation(num_steps)
         try:
-            with self._inference(routine, plan.steps_in_epoch):
-                windows = self._windows_in_order(source, plan, max_batches)
+            with self._inference(routine, num_steps):
+                windows = self._lockstep(
+                    self._windows_in_order(source, plan, max_batches) if cuts is None else source.cut(cuts)  # type: ignore[attr-defined]
+                )
                 if weighs:  # what is to be predicted may lack labels
                     windows = map(self._weigher.weigh_here, windows)
-                self._loop.walk(routine, windows)
+                self._loop.infer(routine, windows)
         finally:
             self._progress.end_evaluation()
             source.close()
@@ -263,7 +268,10 @@ class Evaluator:
 
     def _windows_in_order(self, source: Source, plan: Plan, max_batches: int | None) -> Iterator[Window]:
         samples_left = UNLIMITED if max_batches is None else max_batches * plan.batch_size
-        windows = source.windows(plan, 0, 0, UNLIMITED, samples_left)
+        return source.windows(plan, 0, 0, UNLIMITED, samples_left)
+
+    def _lockstep(self, windows: Iterator[Window]) -> Iterator[Window]:
+        """Leave out what runs for other processes' sake alone, unless they wait for it."""
         return windows if self._data_parallel.needs_lockstep else map(without_filler, windows)
 
     def _seed(self, ctx: Context) -> None:
@@ -320,7 +328,7 @@ class EvaluationSteps:
             self._what_is_saved = None
 
     def forget(self) -> None:
-        """Let what the last evaluation found be nobody's result, whichever hooks run next."""
+        """Drop the result of the last evaluation: hooks that measure nothing must not return it as theirs."""
         self._report, self._is_started = None, False
 
     def start(self, _: Context) -> None:
@@ -351,10 +359,10 @@ class EvaluationSteps:
         if weight:  # a mean over no unit is NaN
             self._loss = self._loss + in_float64(step.outputs["loss"]) * weight
             self._weight += weight
-        place = (window.firsts[step.batch_in_window], window.sizes[step.batch_in_window])
-        self._measure_metrics(place, step.outputs, labels_of(step.batch), weight)
+        numbers = numbers_of(window, step.batch_in_window)
+        self._measure_metrics(numbers, step.outputs, labels_of(step.batch), weight)
         self._batches += 1
-        self.num_samples += place[1]
+        self.num_samples += len(numbers)
         self._progress.advance_evaluation(self._batches)
         if self._flag.asked and self._flag.signal is not None and self._what_is_saved is not None:
             words = f"{self._flag.signal.name}: evaluation abandoned, {self._what_is_saved()}."
@@ -405,33 +413,40 @@ class EvaluationSteps:
         return EvaluationReport(metrics, self._handler.tables(), self._worst.listed(), examples)
 
     def _measure_metrics(
-        self, place: tuple[int, int], outputs: Mapping[str, Any], labels: Any, num_units: float
+        self, numbers: Sequence[int], outputs: Mapping[str, Any], labels: Any, num_units: float
     ) -> None:
-        handler, rows, (first, count) = self._handler, None, place
+        handler, rows = self._handler, None
         if self._num_resamples:
-            numbers = torch.arange(first, first + count)
-            rows = poisson_weights(self._seed, numbers, self._num_resamples)
+            rows = poisson_weights(self._seed, torch.tensor(numbers), self._num_resamples)
         if self._takes_rows:
             handler.update(outputs, labels, rows, num_units)
         else:  # a user's own handler may take outputs and labels alone
             handler.update(outputs, labels)
         if labels is not None:
-            self._note_samples(first, outputs, labels)
+            self._note_samples(numbers, outputs, labels)
 
-    def _note_samples(self, first: int, outputs: Mapping[str, Any], labels: Any) -> None:
+    def _note_samples(self, numbers: Sequence[int], outputs: Mapping[str, Any], labels: Any) -> None:
         """Keep what a report shows of a batch: the samples that went worst, and the first texts."""
         handler = self._handler
         losses = handler.sample_losses(outputs, labels)
         if losses is None:
             return
         compared = handler.compared(outputs, labels)
-        self._worst.add(first, losses, *compared)
-        if handler.reads_text and first < NUM_EXAMPLES:
+        self._worst.add(numbers, losses, *compared)
+        if handler.reads_text and min(numbers) < NUM_EXAMPLES:
             self._examples += [
                 {"sample": number, "prediction": said, "target": right}
-                for number, said, right in zip(range(first, NUM_EXAMPLES), *compared, strict=False)
-                if isinstance(said, str) and isinstance(right, str)
+                for number, said, right in zip(numbers, *compared, strict=False)
+                if number < NUM_EXAMPLES and isinstance(said, str) and isinstance(right, str)
             ]
+
+
+def numbers_of(window: Window, batch_in_window: int) -> Sequence[int]:
+    """Return the numbers of a micro-batch's samples, in the order of its rows."""
+    first, size = window.firsts[batch_in_window], window.sizes[batch_in_window]
+    if not window.is_reordered:
+        return range(first, first + size)
+    return [int(index) for index in window.indices[batch_in_window]]
 
 
 @contextmanager

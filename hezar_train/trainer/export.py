@@ -15,24 +15,35 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hezar_train.checkpoint import CONFIG_FILE, STATE_FILE, share_of, unwrap, whole
+from hezar_train.checkpoint import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    STATE_FILE,
+    has_adapters,
+    merged_copy,
+    module_state,
+    share_of,
+    unwrap,
+    whole,
+)
 from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import replace_file
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
-from hezar_train.hub import PushNames, PushOutcome, push_run
+from hezar_train.hub import PushNames, PushOutcome, model_config_writer, push_run, refuse_model_name
 from hezar_train.optim import Schedule
 from hezar_train.runtime import Processes
 from hezar_train.runtime.sharding import is_sharded
-from hezar_train.trainer.checkpointing import Checkpointing
+from hezar_train.trainer.checkpointing import Checkpointing, write_weights
 
 __all__ = [
     "ExportNames",
     "exchanged_names",
     "export",
+    "export_merged",
     "give_parameters",
     "push",
     "refuse_hezar_format",
@@ -113,28 +124,65 @@ def export(
 ) -> None:  # fmt: skip
     """Write weights, model config and preprocessor to `path`, the trainer's files to its subfolder.
 
-    All processes call this together; the main one writes.
+    Where only what is trained is saved, the weights are that, and adapters are files that peft loads. All processes
+    call this together; the main one writes.
     """
     if hezar_format:
         refuse_hezar_format(model)
     parts = checkpointing.gather_whole()
+    if parts.part is not None:
+        refuse_model_name(names.model)
 
     def write() -> None:
         below = path / names.subfolder
         below.mkdir(parents=True, exist_ok=True)
-        _write_tensors(path / names.model, parts.model)
-        _write_tensors(below / names.optimizer, parts.optimizer)
+        write_weights(path, parts, names.model)
+        replace_file(below / names.optimizer, tensor_file(parts.optimizer))
         write_atomically(below / names.state, parts.files[STATE_FILE])
         write_atomically(below / names.config, parts.files[CONFIG_FILE])
         if schedule.scheduler is not None:
             write_atomically(below / names.lr_scheduler, json.dumps(schedule.state_dict(), indent=1) + "\n")
-        _save_own(getattr(unwrap(model), "config", None), path, names.model_config)
+        _save_model_config(unwrap(model), path, names.model_config)
         _save_own(getattr(dataset, "config", None), below, names.dataset_config)
         checkpointing.write_preprocessor(path)
         if hezar_format:
             unwrap(model).save(str(path))  # type: ignore[operator]
 
     processes.on_main(write)
+
+
+def export_merged(
+    path: Path, model: nn.Module, checkpointing: Checkpointing, names: ExportNames, processes: Processes
+) -> None:
+    """Write the whole model, with its adapters merged into its weights, its config and the preprocessor to `path`.
+
+    The trainer's model stays as it is: a copy is merged. All processes call this together; the main one writes.
+    """
+    if is_sharded(model):
+        raise ConfigError(
+            "merge=True, but each process has a share of the model, and none can merge it. Save without it, and merge "
+            "the run on one process: hezar-train export RUN FOLDER --merge."
+        )
+
+    def write() -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        merged: Any = merged_copy(model) if has_adapters(model) else unwrap(model)
+        if merged is not unwrap(model) and hasattr(merged, "save_pretrained") and names.model == MODEL_FILE:
+            merged.save_pretrained(str(path))  # its library knows how it calls its tensors in files
+        else:
+            replace_file(path / names.model, tensor_file(module_state(merged)[0]))
+            _save_own(getattr(merged, "config", None), path, names.model_config)
+        checkpointing.write_preprocessor(path)
+
+    processes.on_main(write)
+
+
+def _save_model_config(model: nn.Module, path: Path, filename: str) -> None:
+    write = model_config_writer(model) if has_adapters(model) else None
+    if write is not None:
+        write(path)
+    else:
+        _save_own(getattr(model, "config", None), path, filename)
 
 
 def push(
@@ -156,6 +204,11 @@ def push(
 def refuse_hezar_format(model: nn.Module) -> None:
     """Raise unless a model writes itself as hezar's do, in this process alone."""
     bare = unwrap(model)
+    if has_adapters(model):
+        raise ConfigError(
+            "hezar_format=True, but the model has adapters of peft, which hezar's save() does not know. Save with "
+            "merge=True, load that into a hezar model with init_weights_from, and save it."
+        )
     saves = callable(getattr(bare, "save", None)) and callable(getattr(getattr(bare, "config", None), "save", None))
     if not saves or getattr(bare, "model_filename", None) is None:
         raise ConfigError(
@@ -167,10 +220,6 @@ def refuse_hezar_format(model: nn.Module) -> None:
             "hezar_format=True, but the model is sharded, and hezar's save() would write one process's share. Save "
             "without it, load the export into a hezar model with init_weights_from, and save that."
         )
-
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    replace_file(path, tensor_file(tensors))
 
 
 def _save_own(config: Any, folder: Path, filename: str) -> None:

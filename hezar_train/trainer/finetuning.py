@@ -11,7 +11,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -55,21 +54,14 @@ class Finetuning:
         verbs: Verbs,
         optimization: Optimization,
         data_parallel: DataParallel,
-        sum_loss: Callable[[torch.Tensor], float],
         own_steps: OwnSteps | None = None,
     ) -> None:
         """Begin with the optimization of training; each call makes another."""
         self._own_steps = own_steps
-        self._config, self._runtime, self._model, self._data_parallel, self._sum_loss = (
-            config,
-            runtime,
-            model,
-            data_parallel,
-            sum_loss,
-        )
+        self._config, self._runtime, self._model, self._data_parallel = config, runtime, model, data_parallel
         self.optimization: Optimization | None = None
         """That of the last call."""
-        self.steps = TrainStep(verbs, runtime, config.seed, TrainerState(), optimization, sum_loss)
+        self.steps = TrainStep(verbs, runtime, config.seed, TrainerState(), optimization)
 
     def follow(self, config: TrainerConfig) -> None:
         """Finetune by another config from the next call on."""
@@ -87,12 +79,18 @@ class Finetuning:
         with EventStorage(), preserved_randomness(), closing(source):
             seed_device(step_seed(self._config.seed, 0, runtime.rank), runtime.device)
             with self._begun(plan) as state:
-                fit = Fit(routine, source, plan, state, self._end(plan), UNLIMITED, weigh, sum_loss=self._sum_loss)
+                total = runtime.processes.total
+                fit = Fit(routine, source, plan, state, self._end(plan), UNLIMITED, weigh, sum_loss=total)
                 loop.fit(fit)
         return fit
 
     def _plan(self, source: Source) -> Plan:
         """Work out a call's length."""
+        if self._config.counts_tokens:
+            raise ConfigError(
+                "finetune() counts finetune_steps in steps, and with global_batch_tokens or max_tokens_per_batch the "
+                "steps of an update depend on its samples. Finetune with a Trainer whose config counts samples."
+            )
         config = copy.copy(self._config)
         config.local_update_steps, config.batch_or_epoch = config.finetune_steps, config.finetune_batch_or_epoch
         return make_plan(config, source.num_samples, self._runtime.num_processes, source.batch_size)

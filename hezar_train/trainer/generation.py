@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hezar_train.errors import DataError
-from hezar_train.metrics import GENERATED_KEYS, largest, without_ignored
-from hezar_train.trainer.model_runner import LABEL_KEYS
+from hezar_train.metrics import GENERATED_KEYS, IGNORED_LABEL, largest, without_ignored
+from hezar_train.trainer.model_runner import LABEL_KEYS, forward_signature
 
 __all__ = [
     "TextDecoder",
@@ -156,14 +156,18 @@ def generates(model: nn.Module) -> bool:
 def generator_of(model: nn.Module, options: Mapping[str, Any] | None) -> Callable[[Any], Any]:
     """Return how a batch becomes generated ids: `generate` with what it takes of the batch, and the options.
 
-    It runs in full precision, as in Hezar: a model may hand its logits to code that knows no bf16.
+    A decoder's batch may hold the answers behind their questions, with labels there (`hezar_train.data.chat`): then
+    each row is cut before its answer, and what is returned are new tokens alone. It runs in full precision, as in
+    Hezar: a model may hand its logits to code that knows no bf16.
     """
     named = inspect.signature(model.generate).parameters  # type: ignore[arg-type]
-    known = inspect.signature(model.forward).parameters
+    known = forward_signature(model).parameters
 
     def generate(batch: Any) -> Any:
         if not isinstance(batch, Mapping):
             raise DataError(f"generate() needs a batch with names; this one is a {type(batch).__name__}")
+        if _holds_answers(model, batch):
+            return _answers(model, batch, options or {})
         inputs = {key: value for key, value in batch.items() if key not in LABEL_KEYS}
         chosen = {key: value for key, value in inputs.items() if key in named}
         if not chosen:  # transformers' generate takes the model's own arguments through **kwargs
@@ -172,6 +176,44 @@ def generator_of(model: nn.Module, options: Mapping[str, Any] | None) -> Callabl
             return model.generate(**chosen, **(options or {}))  # type: ignore[operator]
 
     return generate
+
+
+def _holds_answers(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Tell whether a batch's labels are a part of its own tokens, behind others: answers to what stands before them."""
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", True):  # or no model of transformers
+        return False
+    if not isinstance(ids, torch.Tensor) or not isinstance(labels, torch.Tensor) or ids.shape != labels.shape:
+        return False
+    is_answer = labels != IGNORED_LABEL
+    return bool((labels == ids)[is_answer].all() and not is_answer[:, :2].any())
+
+
+def _answers(model: nn.Module, batch: Mapping[str, Any], options: Mapping[str, Any]) -> torch.Tensor:
+    """Let a decoder write what follows each row's question, and return that alone; a row without labels is one."""
+    ids, labels = batch["input_ids"], batch["labels"]
+    mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
+    is_answer = labels != IGNORED_LABEL
+    if bool((is_answer[:, 1:] & ~is_answer[:, :-1]).sum(1).gt(1).any()):
+        raise DataError(
+            "a sample to be evaluated by generation has several answers; expected one, behind all that is asked. "
+            "Encode the evaluation data with answers='last'."
+        )
+    prompts = [row[kept & (answer.cumsum(0) == 0)] for row, kept, answer in zip(ids, mask, is_answer, strict=True)]
+    width = max(map(len, prompts))
+    rows = ids.new_full((len(prompts), width), _filler_of(model))
+    seen = torch.zeros_like(rows)
+    for row, is_seen, prompt in zip(rows, seen, prompts, strict=True):
+        row[width - len(prompt) :], is_seen[width - len(prompt) :] = prompt, 1
+    with torch.autocast(_device_type(model), enabled=False):
+        written: torch.Tensor = model.generate(input_ids=rows, attention_mask=seen, **options)  # type: ignore[operator]
+    return written[:, width:]
+
+
+def _filler_of(model: nn.Module) -> int:
+    """Return what fills rows on the left: the model's pad token, if it has one; it is masked in any case."""
+    found = getattr(getattr(model, "config", None), "pad_token_id", None)
+    return found if isinstance(found, int) else 0
 
 
 def _device_type(model: nn.Module) -> str:

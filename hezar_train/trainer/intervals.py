@@ -1,9 +1,9 @@
 """When to log, save and evaluate: after which updates each is due, and in which order it is done.
 
-One default hook acts: log, save, evaluate, best, stop. Saving comes first, so that an evaluation that fails loses
-nothing; what an evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates
-if there is none (`conclude`). All other hooks only ask: `request_save`, `request_stop`. How each is
-done is in `run_actions`.
+One default hook acts: log, save, evaluate, best, stop. Saving (unless save_enabled=False) comes before evaluating, so
+that an evaluation that fails loses nothing; a run that a signal asks to leave does so right after the save. What an
+evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates if there is none
+(`conclude`). All other hooks only ask: `request_save`, `request_stop`. How each is done is in `run_actions`.
 """
 
 from __future__ import annotations
@@ -107,9 +107,15 @@ class Due:
         self.agree_on_requests()  # hooks of the evaluation may have asked
 
     def agree_on_requests(self) -> None:
-        """Let all processes stop or save if one was asked to."""
+        """Let all processes stop or save if one was asked to, by a hook or by a signal.
+
+        On one process a signal needs no agreement: its flag is `asked` at once.
+        """
         state, processes = self._state, self._processes
-        stops, saves = processes.sum([float(state.stop_reason is not None), float(self.save_requested)])
+        asked = (state.stop_reason is not None, self.save_requested, self._flag.signal is not None)
+        stops, saves, signals = processes.sum([float(one) for one in asked])
+        if signals and processes.count > 1:
+            self._flag.agree()
         if stops:
             state.stop_reason = next(reason for reason in processes.gather(state.stop_reason) if reason is not None)
         self.save_requested = saves > 0
@@ -130,6 +136,8 @@ class Due:
             self._leave_if_asked()
         if concludes:
             self.conclude()
+            # On one process a signal has ended the evaluation half way, unconcluded (`EvaluationSteps.measure`);
+            # several finish it and agree on the signal at the end of `conclude`.
             self._leave_if_asked()
 
     def _leave_if_asked(self) -> None:

@@ -326,7 +326,6 @@ class RateSweep:
         optimizer: Optimizer,
         config: TrainerConfig,
         data_parallel: DataParallel | None = None,
-        sum_loss: Callable[[torch.Tensor], float] = float,
         measure: Callable[[], float] | None = None,
         own_steps: OwnSteps | None = None,
     ) -> None:
@@ -336,7 +335,7 @@ class RateSweep:
         self._measure = measure
         schedule = Schedule(None, 1, optimizer)
         optimization = Optimization(optimizer, schedule, runtime.scaler, config.max_grad_norm, data_parallel, own_steps)
-        self._steps = TrainStep(verbs, runtime, config.seed, self.state, optimization, sum_loss)
+        self._steps = TrainStep(verbs, runtime, config.seed, self.state, optimization)
         self._settings, self._groups, self._mu = settings, optimizer.param_groups, config.regularizer_mu
         first, *others = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
         self._factors = [1.0, *(rate / first if first else 1.0 for rate in others)]
@@ -408,10 +407,10 @@ def refuse_accuracy(name: str, handler: MetricsHandler, eval_dataset: Any) -> No
 
 def find_lr(parts: Parts, settings: SweepSettings) -> LRFinderResult:
     """Sweep over the rates of a trainer, on the first updates of its first epoch; then everything is as it was."""
-    setup, runtime, optimization, sum_loss = parts.setup, parts.runtime, parts.optimization, parts.agreement.sum_loss
+    setup, runtime, optimization = parts.setup, parts.runtime, parts.optimization
     parts.status.refuse_to_train("train")
     sweep = RateSweep(
-        settings, parts.verbs, runtime, optimization.optimizer, setup.config, parts.data_parallel, sum_loss,
+        settings, parts.verbs, runtime, optimization.optimizer, setup.config, parts.data_parallel,
         _accuracy(parts, settings), parts.own_steps,
     )  # fmt: skip
     sweep.register(hooks := HookSet(), parts.regularizer)
@@ -421,7 +420,8 @@ def find_lr(parts: Parts, settings: SweepSettings) -> LRFinderResult:
     )  # fmt: skip
     with EventStorage(), parts.hold.held(), kept, closing(parts.data.train_source(setup)) as source:
         routine = Routine(parts.ctx, hooks, Mode.TRAIN, "train")
-        fit = Fit(routine, source, setup.plan, sweep.state, End(), UNLIMITED, parts.weigher.weigh, sum_loss=sum_loss)
+        total = runtime.processes.total
+        fit = Fit(routine, source, setup.plan, sweep.state, End(), UNLIMITED, parts.weigher.weigh, sum_loss=total)
         return sweep.run(lambda: parts.loop.fit(fit))
 
 

@@ -9,18 +9,19 @@ What a loss is the mean of, and so how much it counts in its window, is in `loss
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from hezar_train.checkpoint import unwrap
+from hezar_train.checkpoint import base_of, unwrap
 from hezar_train.data import form_of
 from hezar_train.errors import ConfigError, DataError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.loop import Context
 from hezar_train.optim.lookup import import_dotted, is_dotted
+from hezar_train.runtime import logger
 from hezar_train.trainer.loss_refusals import (
     DIFFERENCE_LOSSES,
     REFUSED_BY_LOSS,
@@ -40,12 +41,16 @@ __all__ = [
     "as_outputs",
     "build_criterion",
     "find_regularizer",
+    "forward_signature",
     "labels_of",
     "others_of",
+    "refuse_unused_criterion",
     "register_regularizer",
 ]
 
 LABEL_KEYS = ("labels", "label")
+TAKEN_NAMES = frozenset({"self", "model_outputs"})
+"""Names that no key of a batch can have, because it is passed to compute_loss() by name."""
 
 
 class ModelRunner:
@@ -54,7 +59,7 @@ class ModelRunner:
     def __init__(self, model: nn.Module, criterion: Callable[..., torch.Tensor] | None) -> None:
         unwrapped = unwrap(model)
         self._model, self._criterion = model, criterion
-        self._signature = inspect.signature(unwrapped.forward)
+        self._signature = forward_signature(unwrapped)
         self._parameters = self._signature.parameters
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
         self._accepted: dict[tuple[str, ...], list[str] | None] = {}
@@ -125,6 +130,11 @@ class ModelRunner:
             raise no_loss_tensor(self._source_of_loss(), found)
         return found if found.ndim == 0 else found.mean()
 
+    @property
+    def uses_criterion(self) -> bool:
+        """Whether the criterion, if there is one, is called: the model has no loss of its own."""
+        return self._own_loss is None or self._criterion is None
+
     def _refuse_missing(self, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         """Raise if the model's own loss needs what neither the batch nor the outputs have."""
         if missing := self._own_loss_needs - given.keys():
@@ -151,6 +161,13 @@ class ModelRunner:
     def _choose(self, keys: tuple[str, ...]) -> list[str] | None:
         """Return the keys that forward() takes, None for all of them; raise if it lacks one it needs."""
         accepted = [key for key in keys if key in self._parameters]
+        by_position = [key for key in accepted if self._parameters[key].kind is inspect.Parameter.POSITIONAL_ONLY]
+        if by_position:
+            raise DataError(
+                f"the model's forward{self._signature} takes {choices(by_position)} by position only, and what a "
+                "mapping holds is given by name. Take the '/' out of forward(), or make the samples tuples "
+                "(inputs..., labels)."
+            )
         needed = [
             name for name, p in self._parameters.items() if p.default is p.empty and p.kind is not p.VAR_POSITIONAL
         ]
@@ -163,6 +180,20 @@ class ModelRunner:
         return None if len(accepted) == len(keys) else accepted
 
 
+def refuse_unused_criterion(runners: Iterable[ModelRunner], *, resumes: bool) -> None:
+    """Raise if no model would call the criterion; warn where a run that began so goes on."""
+    if any(runner.uses_criterion for runner in runners):
+        return
+    words = (
+        "criterion is set, but the model has a compute_loss() of its own, which comes first: the criterion would never "
+        "be called. Take `criterion` out of the config, or compute_loss() out of the model; to use both, override "
+        "compute_loss() of the Trainer."
+    )
+    if not resumes:
+        raise ConfigError(words)
+    logger.warning("%s", words)
+
+
 def labels_of(batch: Any) -> Any:
     """Find a batch's labels: under "labels" or "label", or last in a tuple."""
     if isinstance(batch, list | tuple):
@@ -173,9 +204,14 @@ def labels_of(batch: Any) -> Any:
 
 
 def others_of(batch: Any) -> Mapping[str, Any]:
-    """Return what a batch holds beside its labels, by name."""
+    """Return what a batch holds beside "labels", by name; labels under "label" are told under that name, too."""
     if not isinstance(batch, Mapping):
         return {}
+    if not TAKEN_NAMES.isdisjoint(batch):
+        raise DataError(
+            f"the batch has the key {choices(TAKEN_NAMES & batch.keys())}, which is the name of an argument of "
+            "compute_loss(model_outputs, labels, **others). Give it another name in the dataset or the data_collator."
+        )
     return {key: value for key, value in batch.items() if key != "labels"}
 
 
@@ -191,6 +227,13 @@ def as_outputs(outputs: Any) -> dict[str, Any]:
         f"the model returned {given}; expected a tensor (the logits, or a "
         f"0-d loss) or a mapping: return {{'logits': ..., 'loss': ...}}, or one of them.{hint}"
     )
+
+
+def forward_signature(model: nn.Module) -> inspect.Signature:
+    """Return what a model is called with; of adapters that hand everything on, what the model beneath takes."""
+    own = inspect.signature(model.forward)
+    hands_on = all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in own.parameters.values())
+    return inspect.signature(base_of(model).forward) if hands_on else own
 
 
 def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:

@@ -28,6 +28,7 @@ from hezar_train.trainer.train_data import RunSetup
 
 __all__ = [
     "FOLLOWED",
+    "OF_PARTS",
     "RESCHEDULED",
     "reconfigure",
     "refuse_assignment",

@@ -65,13 +65,15 @@ class WorstSamples:
         self._listed: list[Row] | None = None
         self._rows: list[tuple[float, int, Any, Any]] = []  # the same on the host, of texts and lists
 
-    def add(self, first: int, losses: torch.Tensor, predictions: Any, targets: Any) -> None:
-        """Look at a batch whose first sample is number `first`."""
+    def add(self, samples: Sequence[int], losses: torch.Tensor, predictions: Any, targets: Any) -> None:
+        """Look at a batch of the samples of these numbers."""
+        samples = samples[: len(losses)]
         if not (isinstance(predictions, torch.Tensor) and isinstance(targets, torch.Tensor)):
-            self._add_on_host(first, losses.tolist(), _plain(predictions), _plain(targets))
+            self._add_on_host(samples, losses.tolist(), _plain(predictions), _plain(targets))
             return
-        numbers = torch.arange(first, first + len(losses), device=losses.device)
-        columns = [losses.detach(), numbers, predictions, targets.to(losses.device)]
+        in_order = isinstance(samples, range)
+        numbers = torch.arange(samples[0], samples[-1] + 1) if in_order and samples else torch.tensor(samples)
+        columns = [losses.detach(), numbers.to(losses.device), predictions, targets.to(losses.device)]
         if self._columns:
             columns = [_joined(*pair) for pair in zip(self._columns, columns, strict=True)]
         chosen = columns[0].topk(min(KEPT, len(columns[0]))).indices
@@ -93,8 +95,10 @@ class WorstSamples:
             {"sample": number, "loss": loss, **_shown(prediction, target)} for loss, number, prediction, target in rows
         ]
 
-    def _add_on_host(self, first: int, losses: list[float], predictions: list[Any], targets: list[Any]) -> None:
-        rows = zip(losses, range(first, first + len(losses)), predictions, targets, strict=True)
+    def _add_on_host(
+        self, samples: Sequence[int], losses: list[float], predictions: list[Any], targets: list[Any]
+    ) -> None:
+        rows = zip(losses, samples, predictions, targets, strict=True)
         self._rows = heapq.nlargest(KEPT, [*self._rows, *rows], key=lambda row: row[0])
 
 

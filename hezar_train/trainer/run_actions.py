@@ -111,7 +111,7 @@ class RunActions:
         """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put."""
         state = self.state
         measured = {name: value for name, value in self.storage.unlogged().items() if name not in OWN_NAMES}
-        values: dict[str, Scalar] = {**measured, "train.loss": state.loss_tracker_avg}
+        values: dict[str, Scalar] = {**measured, **state.mean_loss()}
         if state.period_loss_count:
             values["train.recent_loss"] = state.period_loss_sum / state.period_loss_count
         values["train.learning_rate"] = self.optimization.schedule.rates()[0]
@@ -176,12 +176,13 @@ class RunActions:
     def evaluate_and_update_best(self) -> None:
         """Evaluate, or read the record of it, and draw the conclusions: best result, plateau, log."""
         state, recorded = self.state, None
-        found = {"train.loss": state.loss_tracker_avg}
+        found = state.mean_loss()
         if self.setup.evaluates:
             recorded = self._recorded()
             metrics, details = self._evaluate() if recorded is None else (recorded, {})
+            # A run whose record says that it stopped does not come here again: `RunStatus.is_finished` has seen to it.
             if not self.setup.config.accept_changes:  # else the record is judged by the new settings
-                recorded_reason = self._recorded_reason()  # of all processes, also where one was asked to stop already
+                recorded_reason = self._recorded_reason()  # read on all processes, because reading it is a collective
                 state.stop_reason = state.stop_reason or recorded_reason
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
             self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})
@@ -216,7 +217,10 @@ class RunActions:
         self.progress.line(row)
 
     def _logs_are_out(self) -> bool:
-        """Hand all lines on; tell whether there was room for them: no checkpoint is ahead of its logs."""
+        """Hand all lines on; tell whether the disk took them (it keeps some pending when it is full).
+
+        No checkpoint is ahead of its logs.
+        """
         is_full = False
         if self._files is not None:
             self.state.files = self._files.flush()
@@ -237,12 +241,14 @@ class RunActions:
     def _evaluate(self) -> tuple[dict[str, float], dict[str, Any]]:
         pictures = self.folder.pictures(self.state.global_step)
         with self.aside(EVALUATION):
+            # a signal leaves an evaluation half way, and says what is saved; a resume does it again
             metrics, details = self.evaluator.evaluate_for_record(pictures, self.folder.root, self.what_is_saved)
         if metrics:
             refuse_absent_best(self.setup.best_key, metrics)
         return metrics, details
 
     def _recorded(self) -> dict[str, float] | None:
+        """Return what an evaluation of this step found before a resume; records of later steps were put aside."""
         found = self.folder.recorded_evaluation(self.state.global_step) if self.runtime.is_main else None
         return self.runtime.processes.share(found)
 

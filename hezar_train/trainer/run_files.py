@@ -65,6 +65,7 @@ class RunFolder(RunLayout):
                 self.exports,
                 self.ledger,
                 self.plan,
+                self.lengths,
                 self.config,
                 self.best,
                 self.recipe,

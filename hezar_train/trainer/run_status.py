@@ -131,7 +131,7 @@ class RunStatus:
         """Tell that the run is done, and return what it found."""
         state = self.state
         recorded = self.runtime.processes.share(self.folder.recorded_evaluation(state.global_step) or {})
-        metrics = {"train.loss": state.loss_tracker_avg, **{f"evaluation.{k}": v for k, v in recorded.items()}}
+        metrics = state.mean_loss() | {f"evaluation.{k}": v for k, v in recorded.items()}
         # the checkpoint is older than what its evaluation changed
         value = metrics.get(self.setup.best_key, math.nan)
         is_best = state.update_best_results(value, self.setup.objective, state.global_step)
@@ -147,6 +147,7 @@ class RunStatus:
         state = self.state
         recent = last_logged(self.folder, state, "train.recent_loss")
         values = {} if recent is None else {"loss": recent}
-        values |= {"mean_loss": state.loss_tracker_avg, **{f"evaluation.{k}": v for k, v in evaluation.items()}}
+        values |= {"mean_loss": state.loss_tracker_avg} if state.loss_tracker_count else {}
+        values |= {f"evaluation.{k}": v for k, v in evaluation.items()}
         shown = ", ".join(f"{name} {self.handler.shown(name, value)}" for name, value in values.items())
         logger.info("already trained to the end (step %d, epoch %d): %s", state.global_step, state.epoch, shown)

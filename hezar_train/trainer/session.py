@@ -19,7 +19,7 @@ from torch import nn
 
 from hezar_train.checkpoint import Checkpoint, RunLock, unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.errors import TrainingInterrupted
+from hezar_train.errors import HookError, TrainingInterrupted
 from hezar_train.events import FAILED, FEWER_ROWS, FINISHED, INTERRUPTED, EventStorage
 from hezar_train.hooks.signals import StopFlag
 from hezar_train.hub import HubRecord, Pusher, PushTarget
@@ -27,7 +27,7 @@ from hezar_train.loop import Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import idle_part, idle_warning
 from hezar_train.plan import UNLIMITED
-from hezar_train.runtime import Processes, Runtime, logger
+from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.terminal.display import num_parameters
@@ -43,23 +43,9 @@ from hezar_train.trainer.run_status import RoutineResult, RunStatus
 from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
 from hezar_train.trainer.train_step import TrainStep, UpdateLog
 
-__all__ = ["Agreement", "RunSession"]
+__all__ = ["RunSession"]
 
 SIGNAL_OF_CODE: dict[Any, str] = {128 + number: number.name for number in signal.Signals}
-
-
-class Agreement:
-    """What the processes of a run agree on at an update: its loss, and whether one of them was asked to stop."""
-
-    def __init__(self, processes: Processes, flag: StopFlag) -> None:
-        self._processes, self._flag = processes, flag
-
-    def sum_loss(self, loss: Any) -> float:
-        """Return an update's loss, summed over all processes, and let all know if one was asked to stop."""
-        total, asked = self._processes.sum([loss, float(self._flag.signal is not None)])
-        if asked:
-            self._flag.agree()
-        return total
 
 
 @dataclass
@@ -81,7 +67,6 @@ class RunSession:
     handler: MetricsHandler
     hold: DeviceHold
     flag: StopFlag
-    agreement: Agreement
     progress: Progress
     log_of_updates: UpdateLog
     verbs: Verbs
@@ -93,6 +78,7 @@ class RunSession:
     def __post_init__(self) -> None:
         self._files: RunFiles | None = None
         self._pusher: Pusher | None = None
+        self._fit: Fit | None = None
         self._due = Due(self.setup, self.state, self.flag, self.actions, self.runtime.processes)
 
     def follow(self, setup: RunSetup) -> None:
@@ -112,8 +98,27 @@ class RunSession:
             hooks.register(self._due.at_start, Moment.EPOCH_START, name="due", is_last=True)
 
     def request_save(self) -> None:
-        """Ask for a checkpoint at the end of this update."""
+        """Ask for a checkpoint at the end of this update; after one that a scaler skips, at the end of the next."""
+        if not self.setup.config.save_enabled:
+            raise HookError(
+                "a checkpoint was asked for, but save_enabled=False: none would be written. Take the request out, or "
+                "set save_enabled=True."
+            )
+        if self.setup.only_for_eval:
+            raise HookError("a checkpoint was asked for, but this trainer has no training data, and so saves none.")
+        if self._has_ended:
+            raise HookError(
+                "a checkpoint was asked for, but the last update of this call of train() is done and saved. Ask for it "
+                "before: at on_epoch_end, or in a step."
+            )
         self._due.save_requested = True
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether nothing falls due any more: the walk is at its FIT_END, or there is no step left for another one."""
+        if self._fit is not None:
+            return self._fit.routine.is_ending
+        return not self.setup.trains_in_rounds and not self.setup.config.accept_changes and self.make_fit().is_over
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go to where a checkpoint was saved."""
@@ -127,7 +132,7 @@ class RunSession:
         num_epochs = UNLIMITED if setup.trains_in_rounds else setup.plan.num_epochs
         return Fit(
             self.loop.training_routine(hooks, split), setup.source, setup.plan, self.state, self.status.end(),
-            num_epochs, self.weigher.weigh, sum_loss=self.agreement.sum_loss, timed=self.actions.spent.waiting_for,
+            num_epochs, self.weigher.weigh, sum_loss=self.runtime.processes.total, timed=self.actions.spent.waiting_for,
         )  # fmt: skip
 
     def walk(self, hooks: HookSet | None, split: str) -> None:
@@ -140,7 +145,12 @@ class RunSession:
         """Walk to the end of a fit; first comes what still follows the save that it goes on from: evaluation, best."""
         self._due.begin(fit)
         self.train_step.begin()
-        self.loop.fit(fit, self._conclude_pending)
+        self._fit = fit
+        try:
+            self.loop.fit(fit, self._conclude_pending)
+            self._due.save_requested = False  # by the last evaluation: of the update that was saved before it
+        finally:
+            self._fit = None
 
     def _tell_of_idle_updates(self, hooks: HookSet) -> None:
         """Warn of a schedule that would leave a good part of the run at next to no rate, and say what to do."""
@@ -205,7 +215,7 @@ class RunSession:
             self.train_step.forget_open_window()  # of a failed call, and what a user's own backward left behind
             self.runtime.processes.on_main(self._enter_folder)
             with self._end_noted():
-                if self.setup.config.accept_changes:
+                if self.setup.config.accept_changes:  # `RunStatus.is_finished` has overlooked it, too
                     self.state.stop_reason = None
                 self.checkpointing.place_source()
                 with self._brought_to_an_end(), self._files_open():
@@ -228,6 +238,8 @@ class RunSession:
         self.checkpointing.take_over_folder()
         self.setup.config.save(self.folder.root, self.config_file)
         self.setup.plan.save(self.folder.plan)
+        if (by_length := getattr(self.setup.source, "by_length", None)) is not None:
+            by_length.lengths.save(self.folder.lengths)
         self._record_environment()
 
     def _record_environment(self) -> None:
@@ -296,6 +308,7 @@ class RunSession:
         state.logs_dir, state.best_checkpoint, state.best_metric_value = self.runtime.processes.share(changed)
 
     def _open_run_files(self) -> RunFiles:
+        """Open the append-only files, each cut where the state says that it ended; what is past that is put aside."""
         return RunFiles(
             self.folder, self.state, self.storage, self.runtime, self.setup.config, self.csv_file,
             self.verbs.build_writers,

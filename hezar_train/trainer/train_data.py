@@ -8,22 +8,39 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import DataLoader
 
 from hezar_train.config import TrainerConfig
-from hezar_train.data import Order, Source, Splits, open_source
-from hezar_train.errors import ConfigError, DataError, a_kind, choices, suggestion
+from hezar_train.data import (
+    ByLength,
+    LengthOf,
+    Lengths,
+    LengthSettings,
+    Order,
+    PackingDataCollator,
+    Source,
+    Splits,
+    is_stream,
+    open_source,
+)
+from hezar_train.data.by_length import Cut, cut_for_evaluation
+from hezar_train.data.lengths import fingerprint_of, measure
+from hezar_train.data.sources import refuse_without_lengths
+from hezar_train.errors import CheckpointError, ConfigError, DataError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.hooks import Stopping
 from hezar_train.hooks.early_stopping import metric_key_of, objective_of
 from hezar_train.metrics import MetricsHandler
-from hezar_train.plan import End, Plan, make_plan, one_pass, steps_of, with_ticks
-from hezar_train.runtime import Runtime, logger
+from hezar_train.plan import UNLIMITED, End, Plan, make_plan, one_pass, steps_of, with_ticks
+from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.state import TrainerState
 
 __all__ = [
+    "LengthFinder",
     "NamedSet",
     "RunSetup",
     "ScheduleDefaults",
@@ -33,6 +50,9 @@ __all__ = [
     "one_set",
     "size_of",
 ]
+
+MOST_MEASURED = 8
+"""Sets of data whose lengths are kept."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +115,11 @@ class TrainData:
         create_train_dataloader: Callable[[Any], Source | DataLoader[Any]],
         create_eval_dataloader: Callable[[Any], Source | DataLoader[Any]],
         defaults: ScheduleDefaults,
+        lengths: LengthFinder,
     ) -> None:
         """The two functions are the trainer's methods: a user may return any DataLoader from them."""
-        self._runtime, self._collator, self._defaults = runtime, collator, defaults
+        self._runtime, self._collator, self._defaults, self._lengths = runtime, collator, defaults, lengths
+        self._measured: list[tuple[Any, Lengths]] = []
         self._create_train, self._create_eval = create_train_dataloader, create_eval_dataloader
 
     def setup(self, config: TrainerConfig, splits: Splits, handler: MetricsHandler) -> RunSetup:
@@ -113,7 +135,33 @@ class TrainData:
 
     def open(self, config: TrainerConfig, data: Any, *, training: bool = True) -> Source:
         """Open data in the order of training, or of evaluation."""
-        return open_source(data, self._collator, self._order(config, training=training))
+        order = self._order(config, training=training)
+        if training and config.uses_lengths:
+            order = replace(order, by_length=self._by_length(config, data, order))
+        collator = self._packing_collator(data, training=training) if config.packing else self._collator
+        return open_source(data, collator, order)
+
+    def _packing_collator(self, data: Any, *, training: bool) -> Callable[[list[Any]], Any]:
+        """Return what joins samples to a row; where they are measured one by one, what makes a row of each."""
+        given = self._collator or getattr(data, "data_collator", None) or PackingDataCollator()
+        if not getattr(given, "packs", False):
+            raise ConfigError(
+                f"packing=True, and the data_collator is {a_kind(given)}, which does not pack. Leave it out, pass "
+                "PackingDataCollator() of hezar_train.data, or give yours `packs = True` and a method `padded`."
+            )
+        chosen: Callable[[list[Any]], Any] = given if training else getattr(given, "padded", given)
+        return chosen
+
+    def _by_length(self, config: TrainerConfig, data: Any, order: Order) -> ByLength:
+        """Say what the lengths of data decide; they are measured once, by the main process."""
+        refuse_without_lengths(data)
+        return ByLength(
+            self._lengths_of(config, data),
+            LengthSettings(
+                config.group_by_length, config.global_batch_tokens, config.max_tokens_per_batch, config.packing
+            ),
+            seed=order.seed, shuffle=order.shuffle, reshuffle=order.reshuffle,
+        )  # fmt: skip
 
     def train_source(self, setup: RunSetup) -> Source:
         """Open the training data once more, for a routine beside the run."""
@@ -123,6 +171,27 @@ class TrainData:
         """Open evaluation data, by `create_eval_dataloader`."""
         made = _made("create_eval_dataloader", self._create_eval(data))
         return self.open(config, made, training=False) if isinstance(made, DataLoader) else made
+
+    def eval_cuts(self, config: TrainerConfig, data: Any, source: Source) -> list[Cut] | None:
+        """Cut evaluation data into batches by its lengths; None where those are not known, or not for us to use."""
+        if not config.uses_lengths or not hasattr(source, "cut") or isinstance(data, DataLoader) or is_stream(data):
+            return None
+        try:
+            lengths = self._lengths_of(config, data)
+        except HezarTrainError as error:
+            logger.info("evaluation batches are in the order of the data: %s", error)
+            return None
+        bound = config.max_tokens_per_batch or config.global_batch_tokens or UNLIMITED
+        most = UNLIMITED if config.global_batch_tokens and config.eval_batch_size is None else source.batch_size
+        return cut_for_evaluation(lengths, bound, most, self._runtime.num_processes)
+
+    def _lengths_of(self, config: TrainerConfig, data: Any) -> Lengths:
+        """Return the lengths of data, measured once, by the main process."""
+        found = next((lengths for known, lengths in self._measured if known is data), None)
+        if found is None:
+            found = self._lengths.of(data, config.length_column, config.seed)
+            self._measured = [*self._measured[1 - MOST_MEASURED :], (data, found)]
+        return found
 
     def _train_source(self, config: TrainerConfig, data: Any) -> Source:
         made = _made("create_train_dataloader", self._create_train(data))
@@ -150,7 +219,13 @@ class TrainData:
         asked.drop_last = asked.drop_last or source.drop_last
         if source.num_batches is not None:  # a batch sampler counts batches, not samples
             asked.max_steps = _max_steps_of(asked, source.num_batches * asked.num_epochs)
-        return make_plan(asked, source.num_samples, self._runtime.num_processes, source.batch_size)
+        counter = getattr(source, "by_length", None)
+        if counter is None and asked.uses_lengths:
+            raise DataError(
+                "create_train_dataloader() returned a source of its own, whose batches the lengths of samples cannot "
+                "decide. Leave group_by_length, global_batch_tokens, max_tokens_per_batch and packing out."
+            )
+        return make_plan(asked, source.num_samples, self._runtime.num_processes, source.batch_size, counter)
 
     def rescheduled(self, plan: Plan, config: TrainerConfig, *, is_given: bool) -> Plan:
         """Return the plan with the ticks of the schedules that a config names, or of a scheduler that is given."""
@@ -162,6 +237,39 @@ class TrainData:
         asked.lr_scheduler = None if is_given else asked.lr_scheduler or defaults.lr_scheduler
         asked.lr_scheduling_steps = asked.lr_scheduling_steps or defaults.lr_scheduling_steps
         return asked
+
+
+@dataclass(frozen=True)
+class LengthFinder:
+    """Find the lengths of samples: measured by the main process, or in the run's folder if they are those of the data.
+
+    Nothing is written here: a run writes the file when it begins.
+    """
+
+    processes: Processes
+    file: Path
+    length_of: LengthOf | None
+    """The user's own `sample_length`; None: by a column or the token ids."""
+
+    def of(self, data: Any, column: str | None, seed: int) -> Lengths:
+        """Return the lengths of data, on all processes."""
+        found = self.processes.on_main(lambda: self._find(data, column, seed))
+        if self.processes.count == 1 and found is not None:
+            return found
+        tokens = self.processes.share_numbers(None if found is None else torch.from_numpy(found.tokens))
+        return found or Lengths(tokens.numpy())
+
+    def _find(self, data: Any, column: str | None, seed: int) -> Lengths:
+        fingerprint = fingerprint_of(data, column, self.length_of)
+        if fingerprint and self.file.is_file():
+            try:
+                kept = Lengths.load(self.file, len(data))
+            except (CheckpointError, OSError) as error:
+                logger.warning("the lengths of the samples are measured again: %s", error)
+            else:
+                if kept.fingerprint == fingerprint:
+                    return kept
+        return measure(data, column, self.length_of, seed)
 
 
 def _made(method: str, made: Any) -> Any:

@@ -7,16 +7,36 @@
     UPDATE           guard, clip, step, zero_grad; a hook that is added comes after them, when the gradients are gone
     BATCH_END        count, schedule, then `keep_place` and `progress` (`RunSession.register`), users' hooks, and `due`
 
+With the default hooks an update amounts to this (`docs/examples/plain_loop.py` is such a loop, with the same bits):
+
+    for number, batch in enumerate(window.batches):           # one update
+        seed(step); batch = prepare_input_batch(batch)        # BATCH_START
+        outputs = forward(batch)                              # BATCH_FORWARD
+        loss = compute_loss(outputs, labels)
+        share = weights[number] / sum of all weights of all processes
+        (loss * share).backward()                             # BATCH_BACKWARD
+        step += 1                                             # BATCH_END; that of the last one comes after the update
+    gradients = sum over the processes, unscaled              # GRADIENTS
+    norm, window_loss = read from the device                  # UPDATE: guard
+    if either is not finite: raise, or let the scaler skip
+    gradients *= min(1, max_grad_norm / norm)                 #   clip
+    optimizer.step(); gradients = None                        #   step, zero_grad
+    update_step += 1; schedule.after_update()                 # BATCH_END: count, schedule; then log, save, evaluate
+
 `TrainStep` holds these hooks; `Optimization` does what those of GRADIENTS and UPDATE ask for: it joins, unscales,
 norms and clips the gradients, and steps the optimizer.
 
 This is the hot path: nothing here waits for the device but the guard, in every update (one read; with several processes
-one for the norm and one for the loss), and a scaler, where one steps.
+one for the norm and one for the loss), and a scaler, where one steps. Two things outside of this module talk as well:
+`intervals.Due` agrees on requests after every update of several processes, and `loss_weight.Weigher` sums the weights
+of a window where they are not known from its samples alone.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,7 +52,7 @@ from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
 from hezar_train.loop import DONE_BY_USER, Context, HookSet, Moment, Verbs, add_loss, refuse_non_finite, share_of
 from hezar_train.optim import Schedule
-from hezar_train.runtime import DataParallel, Runtime, SyncedBatchNorm, to_device
+from hezar_train.runtime import DataParallel, Runtime, to_device
 from hezar_train.runtime.sharding import gradient_norm, local_gradients
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer, as_outputs, labels_of, others_of
@@ -53,14 +73,13 @@ class TrainStep:
         seed: int,
         state: TrainerState,
         optimization: Optimization,
-        sum_loss: Callable[[torch.Tensor], float] = float,
         log: UpdateLog | None = None,
     ) -> None:
-        """Count in `state`; `sum_loss` returns the loss of an update over all processes."""
+        """Count in `state`, and note updates in `log`, where there is one."""
         self._verbs, self._state, self._optimization, self._log = verbs, state, optimization, log
         self._autocast, self._scaler = runtime.autocast(), runtime.scaler
         self._device, self._moves = runtime.device, runtime.device.type != "cpu"
-        self._seeds, self._world, self._sum_loss = step_seeds(seed, runtime.rank), runtime.num_processes, sum_loss
+        self._seeds, self._processes = step_seeds(seed, runtime.rank), runtime.processes
         self._regularizer: tuple[Regularizer, float] | None = None
         self._open_steps = 0
         self.loss_regular_total: torch.Tensor | float = 0.0
@@ -115,8 +134,6 @@ class TrainStep:
         """Run the model and compute the loss."""
         step = ctx.step
         batch = step.batch
-        if self._world > 1:
-            SyncedBatchNorm.skips = step.window.is_filler(step.batch_in_window)
         with self._autocast():
             try:
                 outputs = self._verbs.forward(batch)
@@ -135,14 +152,16 @@ class TrainStep:
     def backward(self, ctx: Context) -> None:
         """Add this micro-batch's share of the window's mean to the gradients."""
         step = ctx.step
+        if step.batch_in_window == 0:
+            self._optimization.begin_window()
         share = share_of(step.window, step.batch_in_window)
         loss = _trainable(step.loss) if share else _zero_through(step.outputs, step.loss)
         scaled = loss if share == 1.0 else loss * share
         trained = scaled if step.loss_regular is None else scaled + self._regular_part(ctx, share)
         if step.loss_task is not None and share:  # a hook has put another loss in the place of both
             trained = _trainable(step.loss_task) * share
-        if self._world > 1:
-            trained = trained * self._world  # shares are of all processes' sum; joining gradients averages
+        if self._processes.count > 1:
+            trained = trained * self._processes.count  # shares are of all processes' sum; joining gradients averages
         if trained.requires_grad:
             scaled_up = trained if self._scaler is None else self._scaler.scale(trained)
             try:
@@ -150,7 +169,8 @@ class TrainStep:
             except RuntimeError as error:
                 error.add_note(NO_BACKWARD)
                 raise
-        step.outputs["loss"] = loss.detach()
+        outputs = step.outputs = copy.copy(step.outputs)  # an overridden forward() may keep what it returned
+        outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
 
     def _regular_part(self, ctx: Context, share: float) -> torch.Tensor:
@@ -162,7 +182,10 @@ class TrainStep:
     # step was the update. An overridden `optimization_step` without super() fires none: `EpochBatches` reads its loss.
 
     def gather(self, ctx: Context) -> None:
-        """Make the gradients those of the whole window: joined over the processes (a sharded model's are), unscaled."""
+        """Make the gradients those of the whole window: joined over the processes and unscaled.
+
+        A sharded model's backward has joined them already; a scaler unscales on one process, too.
+        """
         if not ctx.step.is_own:
             self._optimization.gather_gradients(ctx.step.window)
 
@@ -175,6 +198,8 @@ class TrainStep:
         if step.is_own:
             self._guard_own(ctx)
             return
+        if step.is_assigned:
+            raise HookError(READ_AGAIN)
         optimization.gather_gradients(step.window)  # done already, unless the hook of that name was taken out
         grad_norm, loss = self._read(optimization.gradient_norm(), step.window_loss)
         step.grad_norm, step.loss_value = grad_norm, loss
@@ -184,13 +209,13 @@ class TrainStep:
     def _guard_own(self, ctx: Context) -> None:
         """Read the loss of an update that is done, and raise if it is not finite; the norm nobody has seen."""
         step = ctx.step
-        loss = self._sum_loss(step.window_loss) if self._world > 1 else float(step.window_loss)
+        loss = self._processes.total(step.window_loss)
         step.grad_norm, step.loss_value = None, loss
         refuse_non_finite(loss, 0.0, self._state, step.window, how=DONE_BY_USER)
 
     def _read(self, norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
-        if self._world > 1:
-            return [float(norm), self._sum_loss(loss)]
+        if self._processes.count > 1:
+            return [float(norm), self._processes.total(loss)]
         return read_both(norm, loss) if self._moves else [float(norm), float(loss)]
 
     def clip(self, ctx: Context) -> None:
@@ -200,7 +225,7 @@ class TrainStep:
         if ctx.step.grad_norm is None:
             raise HookError(
                 f"max_grad_norm={self._optimization.max_grad_norm} is set, but nothing has read the gradient norm: the "
-                "hook 'guard' was taken out. Leave it, or let your own hook set ctx.grad_norm at on_update."
+                "hook 'guard' was taken out. Leave it, or let your own hook set ctx.grad_norm at on_gradients."
             )
         self._optimization.clip(ctx.step.grad_norm)
 
@@ -208,6 +233,7 @@ class TrainStep:
         """Step the optimizer."""
         if not ctx.step.is_own:
             ctx.step.applied = self._optimization.step()
+            ctx.step.is_skipped = not ctx.step.applied
 
     def zero_grad(self, _: Context) -> None:
         """Free the gradients for the next window."""
@@ -219,6 +245,7 @@ class TrainStep:
         `update_step` counts the windows that were applied: a scaler may skip one.
         """
         state, step = self._state, ctx.step
+        step.is_counted = True
         state.global_step += 1
         state.epoch_step += 1
         self._open_steps += 1
@@ -262,6 +289,12 @@ NO_BACKWARD = (
 )
 
 
+READ_AGAIN = (
+    "ctx.grad_norm or ctx.loss_value was assigned before the hook 'guard' at on_update, which reads both itself, so it "
+    "would change nothing. Register your hook after it (after='guard'), or put it in its place."
+)
+
+
 def _trainable(loss: Any) -> torch.Tensor:
     """Return a loss that has a gradient; anything else would train nothing, silently or with a puzzle."""
     if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.ndim == 0 and not loss.is_complex():
@@ -284,6 +317,9 @@ def read_both(norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
 
 def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tensor:
     """Return a zero that reaches the parameters: a mean over no unit is NaN, and NaN times zero too."""
+    # A micro-batch without a unit (all its labels ignored, or filler) must still go backward: sharded models and
+    # synchronised batch norms talk there, and every process has to join in. So the zero is made of the outputs, which
+    # are finite, not of the loss, whose 0 / 0 would write NaN into every gradient.
     reached = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad and v is not loss]
     if not reached and loss.requires_grad:  # a model that returns its loss alone
         return loss * 0.0
@@ -313,26 +349,44 @@ class Optimization:
         self._scaler, self._data_parallel = scaler, data_parallel
         self.max_grad_norm = max_grad_norm
         """What the norm of the gradients is limited to; None: nothing."""
+        self._parameters: list[Tensor] = []
         self._list_parameters()
-        self._step = optimizer.step  # after the scheduler was built: some schedulers wrap it
         self._gathered: object = None
         self._own_steps = OwnSteps() if own_steps is None else own_steps
         gather = weakref.WeakMethod(self._gather_own)  # an optimizer may outlive the trainer that it was passed to
-        # before the data-parallel part sees a step: it joins what is weighed here
+        # Watched first, so called first: gradients are weighed before they are joined, here or, where nobody has done
+        # it by then, by the data-parallel part.
         self._own_steps.watch(optimizer, partial(_call_weak, gather), is_scaled=scaler is not None)
         if data_parallel is not None:
             data_parallel.watch(optimizer)
 
-    def _list_parameters(self) -> None:
-        """List what the optimizer steps; listing it in every update would cost as much as a small model's step."""
-        groups = self.optimizer.param_groups
-        self._num_groups = len(groups)
-        self._parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
-        self._is_uniform = len({(p.device, p.dtype) for p in self._parameters}) == 1
-        self._is_sharded = any(hasattr(p, "device_mesh") for p in self._parameters)
+    def _list_parameters(self) -> list[Tensor]:
+        """List what the optimizer steps, if its groups have changed; return what is new in it.
+
+        add_param_group() and group["params"].append() come at any time: all that is stepped is normed, clipped and
+        freed, too. To compare costs less than to free the gradients.
+        """
+        now: list[Tensor] = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        before = self._parameters
+        if len(now) == len(before) and all(map(operator.is_, now, before)):
+            return []
+        self._parameters = now
+        self._is_uniform = len({(p.device, p.dtype) for p in now}) == 1
+        self._is_sharded = any(hasattr(p, "device_mesh") for p in now)
+        known = set(map(id, before))
+        return [parameter for parameter in now if id(parameter) not in known]
+
+    def begin_window(self) -> None:
+        """Free what a parameter that the optimizer has got since brings along: it is of earlier windows."""
+        for parameter in self._list_parameters():
+            parameter.grad = None
 
     def _gather_own(self, update: object, factor: float) -> None:
-        """Weigh gradients of a plain backward, then gather them."""
+        """Weigh the gradients of a user's own plain backward by `factor`, then gather them.
+
+        `OwnSteps` calls it right before the user's own `optimizer.step()`, so that the step sees what ours would.
+        """
+        self._list_parameters()
         if factor != 1.0:
             for gradient in self._gradients():
                 gradient.mul_(factor)
@@ -350,13 +404,12 @@ class Optimization:
 
     def gather_gradients(self, update: object) -> None:
         """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window."""
+        self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
             return
         self._gathered = update
-        if len(self.optimizer.param_groups) != self._num_groups:  # add_param_group(): it is normed and clipped, too
-            self._list_parameters()
         if self._data_parallel is not None:
-            self._data_parallel.join_gradients()
+            self._data_parallel.join_gradients()  # nothing is left to do for a sharded model
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
 
@@ -390,8 +443,10 @@ class Optimization:
         self._own_steps.is_ours = True
         try:
             if self._scaler is None:
-                self._step()
+                self.optimizer.step()  # looked up each time: schedulers and users wrap it
                 return True
+            # The scaler does not say whether it has stepped. After an overflow it skips the step and lowers its scale;
+            # otherwise it keeps or raises it. So a scale that has not fallen means that the step was applied.
             before = self._scaler.get_scale()
             self._scaler.step(self.optimizer)
             self._scaler.update()
@@ -415,15 +470,16 @@ class Optimization:
 
     def zero_grad(self) -> None:
         """Free the gradients of what the optimizer steps, and of nothing else; what comes next is another update."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         self._gathered = None
         if self._data_parallel is not None:
             self._data_parallel.forget()
 
     def follow(self, schedule: Schedule) -> None:
         """Drive another schedule from now on."""
-        self.schedule, self._step = schedule, self.optimizer.step
+        self.schedule = schedule
 
     def _gradients(self) -> list[Tensor]:
         """Return what this process holds of the gradients."""
@@ -466,7 +522,7 @@ class UpdateLog:
         self._storage.step = state.global_step
         if window is None:
             return
-        if self._ledger is not None:
+        if self._ledger is not None:  # also of a window that the scaler skipped: its samples are taken
             self._ledger.add(state.update_step, state.epoch, window.first, window.count)
         self._storage.samples = state.samples_seen
         self._storage.put_scalar("train.step_loss", loss)

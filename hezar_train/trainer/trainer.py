@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
 from hezar_train.config.names import tells_unknown_arguments
-from hezar_train.data import Source, Splits, batch_length, seed_device
+from hezar_train.data import Source, Splits, batch_length, length_of_sample, seed_device
 from hezar_train.errors import ConfigError, DataError, HookError, HookTypeError, a_kind, choices
 from hezar_train.events import EventStorage, EventWriter, is_same_number, load_csv
 from hezar_train.hooks.periodic import Checkpointed
@@ -47,13 +47,13 @@ from hezar_train.terminal import Progress, print_facts
 from hezar_train.terminal.display import facts_of
 from hezar_train.trainer import export
 from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
-from hezar_train.trainer.checkpointing import choose_checkpoint, going_on, load_initial_weights
+from hezar_train.trainer.checkpointing import choose_checkpoint, going_on
 from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors, refuse_methods_of_others
 from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.generation import decoder_of, label_names_of
 from hezar_train.trainer.invariance import InvarianceReport, verify_invariance
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings, find_lr
-from hezar_train.trainer.model_runner import Regularizer
+from hezar_train.trainer.model_runner import Regularizer, refuse_unused_criterion
 from hezar_train.trainer.optimizer_setup import (
     FirstSettings,
     optimizer_for,
@@ -73,7 +73,7 @@ from hezar_train.trainer.reconfigure import (
 from hezar_train.trainer.report_samples import Drawn
 from hezar_train.trainer.run_files import RunFolder, append_row
 from hezar_train.trainer.run_status import RoutineResult
-from hezar_train.trainer.train_data import RunSetup, ScheduleDefaults, TrainData, size_of
+from hezar_train.trainer.train_data import LengthFinder, RunSetup, ScheduleDefaults, TrainData, size_of
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:
@@ -185,8 +185,9 @@ class Trainer:
         self.state = TrainerState()  # until the parts are made: a loader may ask for the place, which is the trainer's
         named = ScheduleDefaults(self.default_lr_scheduler, self.default_lr_scheduling_steps, lr_scheduler is not None)
         self.data = TrainData(
-            self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader, named
-        )
+            self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader, named,
+            LengthFinder(self.runtime.processes, self.folder.lengths, self._own_sample_length),
+        )  # fmt: skip
         self.setup = self.data.setup(self.config, self.splits, self.metrics_handler)
         found = choose_checkpoint(self.config, self.folder, self.runtime.processes)
         self.setup = self.setup if found is None else going_on(self.setup, found)
@@ -194,6 +195,8 @@ class Trainer:
         self._prepare_optimizer(optimizer)
         first = FirstSettings(self.optimizer, self.build_schedule, lr_scheduler)
         self._show(self.make_parts(self._given(first)))
+        if type(self).compute_loss is Trainer.compute_loss:
+            refuse_unused_criterion([self.parts.model_runner], resumes=found is not None)
         self.register_default_hooks()
         self.register_hooks(as_hooks("build_hooks() returned", self.build_hooks()) + as_hooks("hooks is", hooks))
         if found is not None and self.setup.only_for_eval:
@@ -201,7 +204,12 @@ class Trainer:
         elif found is not None:
             self.parts.session.restore(found)
         elif self.config.init_weights_from is not None:
-            load_initial_weights(self.model, self.config.init_weights_from, self.runtime.processes)
+            self.parts.checkpointing.load_initial_weights(self.config.init_weights_from)
+
+    @property
+    def _own_sample_length(self) -> Callable[[Any], int] | None:
+        """The user's own `sample_length`; None: there is none."""
+        return None if type(self).sample_length is Trainer.sample_length else self.sample_length
 
     def _use_splits(self, splits: Splits) -> None:
         self.splits, self.train_dataset, self.eval_dataset = splits, splits.train, splits.for_evaluation
@@ -357,7 +365,7 @@ class Trainer:
         source = self.data.open(self.config, data)
         with parts.hold.held():
             fit = parts.finetuning.run(parts.loop, self.ctx, hooks, target_data_split_name, source, parts.weigher.weigh)
-        return RoutineResult(fit.num_samples, {"train.loss": fit.state.loss_tracker_avg}, self.get_model_para)
+        return RoutineResult(fit.num_samples, fit.state.mean_loss(), self.get_model_para)
 
     def find_lr(
         self, lr_min: float = 1e-7, lr_max: float = 10.0, num_steps: int = DEFAULT_STEPS, **settings: Any
@@ -436,6 +444,10 @@ class Trainer:
         count = self.parts.count_labels
         return float(batch_length(batch)) if count is None else count(batch)
 
+    def sample_length(self, sample: Any) -> int:
+        """Return how many tokens a sample has, for batches by length; called once for each, when the data is opened."""
+        return length_of_sample(sample, self.config.length_column)
+
     def note_loss(self, loss: Any) -> None:
         """Tell the loss of the batch under way, for a step that is not done by the trainer's own methods."""
         note_loss(self.ctx, loss, "note_loss")
@@ -497,9 +509,12 @@ class Trainer:
                 raise HookTypeError(f"hooks holds {a_kind(hook)}; expected Hook objects. {remedy}")
             refuse_uncalled(hook)
             hook.attach(self)
+            calls, sets = list(hook.calls()), {id(self.hooks[mode]): self.hooks[mode] for mode in hook.modes}.values()
+            for hook_set in sets if calls else ():
+                hook_set.refuse_while_running()  # before its state is kept
             self.parts.checkpointing.add_hook(hook)
-            for hook_set in {id(self.hooks[mode]): self.hooks[mode] for mode in hook.modes}.values():
-                for moment, call in hook.calls():
+            for hook_set in sets:
+                for moment, call in calls:
                     hook_set.register(call, moment, name=hook.name)
 
     def register_for_checkpointing(self, name: str, kept: Any) -> None:
@@ -625,8 +640,8 @@ class Trainer:
         except BaseException:
             self._show(self.parts)
             raise
-        if not self.setup.only_for_eval and "due" not in self.hooks_in_train.names(Moment.EPOCH_END):
-            self.register_training_hooks(self.hooks_in_train)
+        if not self.setup.only_for_eval and "due" not in self.hooks[Mode.TRAIN].names(Moment.EPOCH_END):
+            self.register_training_hooks(self.hooks[Mode.TRAIN])
         if self.state.global_step == 0:  # nothing was trained by it yet: it is laid out over the new length
             try:
                 self.reschedule(lr_scheduler=self.parts.first.given)
@@ -660,10 +675,13 @@ class Trainer:
         lr_scheduler_file: str | None = None,
         *,
         hezar_format: bool = False,
+        merge: bool = False,
     ) -> Path:
         """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below.
 
-        `hezar_format` adds what hezar's own `model.save` writes, for its `Model.load`: the weights are a pickle there.
+        Of a model with adapters, the adapters, as peft loads them; with `merge`, the whole model instead, with the
+        adapters merged into a copy of its weights, and without the trainer's files. `hezar_format` adds what hezar's
+        own `model.save` writes, for its `Model.load`: the weights are a pickle there.
         """
         names = export.ExportNames(
             config=config_filename or self.trainer_config_file,
@@ -676,6 +694,11 @@ class Trainer:
             state=self.trainer_state_file,
         )
         parts = self.parts
+        if merge and hezar_format:
+            raise ConfigError("merge=True writes no hezar_format: leave one of the two out.")
+        if merge:
+            export.export_merged(Path(path), self.model, parts.checkpointing, names, self.runtime.processes)
+            return Path(path)
         export.export(
             Path(path), self.model, parts.checkpointing, self.schedule, self.train_dataset, names,
             self.runtime.processes, hezar_format=hezar_format,
@@ -748,7 +771,7 @@ class Trainer:
         return load_csv(path)
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """Where the model and each batch are."""
         return self.runtime.device
 

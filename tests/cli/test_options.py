@@ -19,7 +19,10 @@ Invoke = Callable[..., Result]
     [
         ("hezar-train re", {"resume", "report", "recipes", "reproduce"}),
         ("hezar-train train sum", {"sums"}),
-        ("hezar-train train sums save_", {"save_enabled=", "save_freq=", "save_steps=", "save_total_limit="}),
+        (
+            "hezar-train train sums save_",
+            {"save_enabled=", "save_freq=", "save_steps=", "save_total_limit=", "save_trained_only="},
+        ),
         ("hezar-train config explain see", {"seed"}),
         ("hezar-train train sums seed=1 recipe.", {"recipe.width="}),
         ("hezar-train train runs/sums/train_config.yaml recipe.w", {"recipe.width="}),

@@ -8,18 +8,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fs_toy import build, loaders, net, weights
 
-from hezar_train.compat.federatedscope import BaseTrainer, GeneralTorchTrainer, ReIterator, get_trainer, stand_in
+from hezar_train.compat.federatedscope import (
+    BaseTrainer,
+    GeneralTorchTrainer,
+    ReIterator,
+    get_optimizer,
+    get_scheduler,
+    get_trainer,
+    stand_in,
+)
 from hezar_train.compat.federatedscope.general import RELEASE
 from hezar_train.errors import ConfigError
 
 NAME = "federated_toy"
 FILES = {
     "__init__.py": "",
-    "register.py": "trainer_dict = {}\ndef register_trainer(key, module):\n    trainer_dict[key] = module\n",
+    "register.py": (
+        "from torch.nn import CrossEntropyLoss, MultiMarginLoss\n"
+        "losses = {'CrossEntropyLoss': CrossEntropyLoss, 'own_loss': MultiMarginLoss}\n"
+        "trainer_dict = {}\ndef register_trainer(key, module):\n    trainer_dict[key] = module\n"
+    ),
     "core/__init__.py": "",
     "core/trainers/__init__.py": (
         f"from {NAME}.core.trainers.trainer import Trainer\nfrom {NAME}.core.trainers.plugin import wrap_own\n"
@@ -36,6 +49,15 @@ FILES = {
     "core/auxiliaries/trainer_builder.py": (
         f"from {NAME}.core.trainers import GeneralTorchTrainer, Trainer\n"
         "def get_trainer(model, data, device, config):\n    return GeneralTorchTrainer(model, data, device, config)\n"
+    ),
+    "core/auxiliaries/criterion_builder.py": (
+        f"from {NAME} import register\nfrom torch import nn\n"
+        "def get_criterion(type, device):\n    return register.losses[type]()\n"
+    ),
+    "core/auxiliaries/scheduler_builder.py": (
+        "from torch.optim import lr_scheduler\n"
+        "def get_scheduler(optimizer, type, **kwargs):\n"
+        "    return getattr(lr_scheduler, type)(optimizer, **kwargs) if type else None\n"
     ),
     "core/monitors/__init__.py": "",
     "core/monitors/metric_calculator.py": (
@@ -132,6 +154,40 @@ class TestInstalled:
         assert modes == ["test" if is_old else "val"]
         assert ("1.running_mean" in trainer.get_model_para()) == is_old
 
+    @pytest.mark.usefixtures("package")
+    def test_its_own_builders_make_what_is_registered_with_it(self, tmp_path: Path) -> None:
+        stand_in(NAME)
+        cfg = as_installed(build(tmp_path).cfg)
+        cfg["criterion"]["type"] = "own_loss"
+        cfg["train"]["scheduler"] = type(cfg)({"type": "StepLR", "step_size": 3})
+        trainer = GeneralTorchTrainer(net(), loaders(), "cpu", cfg)
+        trainer.train()
+        assert type(trainer.ctx.criterion) is torch.nn.MultiMarginLoss
+        assert trainer.ctx.scheduler.get_last_lr() == pytest.approx([0.001])  # 7 batches
+        assert dict(cfg.train.scheduler) == {"type": "StepLR", "step_size": 3}  # arguments, to which nothing is added
+
+    @pytest.mark.usefixtures("package")
+    def test_a_release_whose_monitor_does_not_measure_has_a_calculator_of_its_trainer(self, tmp_path: Path) -> None:
+        stand_in(NAME)
+        monitor = type("Monitor", (), {"total_flops": 0, "flops_per_sample": 0, "total_model_size": 1})()
+        cfg = as_installed(build(tmp_path).cfg)
+        trainer = GeneralTorchTrainer(net(), loaders(), "cpu", cfg, monitor=monitor)
+        assert trainer.metric_calculator is not None
+        trainer.ctx.cur_data_split = "test"  # which the calculator of this package reads
+        trainer.register_hook_in_eval(as_its_calculator_reads, "on_fit_end", insert_pos=0)
+        assert trainer.evaluate("test") == {"test_total": 13, "test_rows": 13}
+
+
+def as_installed(cfg: Any) -> Any:
+    """Return a config in the class of the package's own."""
+    node = found("core.configs.config", "CN")
+    return node({key: as_installed(value) for key, value in cfg.items()}) if isinstance(cfg, dict) else cfg
+
+
+def as_its_calculator_reads(ctx: Any) -> None:
+    ctx["test_y_true"], ctx["num_samples_test"] = ctx.ys_true, ctx.num_samples
+    ctx["test_y_prob"] = [row for rows in ctx.ys_prob for row in rows]
+
 
 class TestEarlierRelease:
     def build(self, tmp_path: Path, **names: Any) -> Any:
@@ -178,6 +234,12 @@ class TestEarlierRelease:
         assert "version 0.1 called no hooks of on_batch_backward" in caplog.text
 
 
+def lists_of_batches(data: Any) -> dict[str, Any]:
+    """Return splits as loaders of another library, which count samples in numpy's numbers."""
+    counts = {f"num_{split}_data": np.int64(len(loader.dataset)) for split, loader in data.items()}
+    return {f"{split}_loader": list(loader) for split, loader in data.items()} | counts
+
+
 class TestHooksOfRealTrainers:
     """What drawn files do and the door did otherwise."""
 
@@ -203,14 +265,21 @@ class TestHooksOfRealTrainers:
         trainer.train()
         assert found_first == [False, *[True] * 13]
 
-    def test_a_batch_that_hooks_skip_for_its_loss_is_told_and_another_is_taken(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("is_of_torch", [True, False])
+    def test_a_batch_that_hooks_skip_for_its_loss_is_told_and_the_next_is_taken(
+        self, is_of_torch: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
+        taken: list[float] = []
+
         class Skips(GeneralTorchTrainer):
             skipped = 0
 
+            def parse_data(self, data: Any) -> Any:
+                return super().parse_data(data) if is_of_torch else lists_of_batches(data)
+
             def _hook_on_batch_forward(self, ctx: Any) -> None:
                 super()._hook_on_batch_forward(ctx)
+                taken.append(float(ctx.data_batch[0].sum()))
                 ctx.skip_this_batch = ctx.cur_batch_i == 2 and self.skipped == 0
                 if ctx.skip_this_batch:
                     ctx.loss_batch = ctx.loss_batch * float("nan")
@@ -228,7 +297,8 @@ class TestHooksOfRealTrainers:
 
         trainer = build(tmp_path, Skips, train__local_update_steps=4)
         num_samples, _, _ = trainer.train()
-        assert num_samples == 4 * 8  # the fifth batch in the place of the third
+        assert num_samples == 4 * 8
+        assert taken == [float(x.sum()) for x, _ in loaders()["train"]][:5]  # the fifth in the place of the fourth
         assert trainer.skipped == 1
         assert "skipped a batch whose loss is nan" in caplog.text
         assert torch.isfinite(weights(trainer)).all()
@@ -256,6 +326,35 @@ class TestHooksOfRealTrainers:
         assert taken == [*expected, *expected[:2]]  # 42 samples are 6 batches
         assert trainer.state.global_step == 8
 
+    def test_names_of_a_class_may_be_fields_of_our_config_and_those_of_parts_may_not(self, tmp_path: Path) -> None:
+        class Tasked(GeneralTorchTrainer):
+            def __init__(self, *given: Any, **named: Any) -> None:
+                super().__init__(*given, **named)
+                self.task, self.seed = "agnews", 3
+
+        trainer = build(tmp_path, Tasked)
+        trainer.train()
+        assert (trainer.task, trainer.seed) == ("agnews", 3)
+        with pytest.raises(AttributeError, match="would change nothing"):
+            trainer.lr_scheduler = None
+
+    def test_a_schedule_whose_warmup_a_hook_knows_is_made_by_it(self, tmp_path: Path) -> None:
+        class WarmsUp(GeneralTorchTrainer):
+            def _hook_on_fit_start_init(self, ctx: Any) -> None:
+                ctx.optimizer = get_optimizer(ctx.model, **ctx.cfg.train.optimizer)
+                lengths = {"warmup_steps": 2, "total_steps": ctx.num_total_train_batch}
+                ctx.scheduler = get_scheduler(ctx.optimizer, **ctx.cfg.train.scheduler, **lengths)
+                ctx.loss_batch_total = ctx.loss_regular_total = ctx.num_samples = 0
+                ctx.ys_true, ctx.ys_prob = [], []
+
+        trainer = build(tmp_path, WarmsUp, train__scheduler__type="warmup_step")
+        trainer.register_hook_in_train(lambda ctx: rates.append(ctx.scheduler.get_last_lr()[0]), "on_batch_end")
+        rates: list[float] = []
+        trainer.train()
+        assert rates == pytest.approx([0.05, 0.1, 0.08, 0.06, 0.04, 0.02, 0])
+        with pytest.raises(ConfigError, match="needs warmup_steps"):
+            build(tmp_path, train__scheduler__type="warmup_step")
+
     def test_operations_of_batches_of_another_form_are_not_counted_and_that_is_told_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -276,3 +375,49 @@ class TestHooksOfRealTrainers:
         assert caplog.text.count("operations are not counted") == 1
         assert trainer.ctx.monitor.flops_per_sample == -1
         assert torch.equal(weights(trainer), weights(plain))
+
+
+class TestDraws:
+    """Workers of one course draw noise of their own, and leave the process's draws alone until they train."""
+
+    def noise(self, trainer: Any) -> list[float]:
+        drawn: list[float] = []
+        trainer.register_hook_in_train(lambda _: drawn.append(float(torch.randn(()))), "on_batch_start")
+        trainer.train()
+        return drawn
+
+    def test_two_workers_of_one_folder_draw_other_numbers_and_a_course_repeats_its_own(self, tmp_path: Path) -> None:
+        first, second = build(tmp_path / "a"), build(tmp_path / "a")
+        again = [build(tmp_path / "b"), build(tmp_path / "b")]
+        drawn = [self.noise(first), self.noise(second)]
+        assert not set(drawn[0]) & set(drawn[1])
+        assert [self.noise(one) for one in again] == drawn
+
+    def test_building_a_trainer_draws_nothing(self, tmp_path: Path) -> None:
+        model = net()
+        before = torch.get_rng_state(), np.random.get_state()[1].copy()
+        GeneralTorchTrainer(model, loaders(), "cpu", build(tmp_path).cfg)
+        net()  # seeds torch
+        GeneralTorchTrainer(model, loaders(), "cpu", build(tmp_path).cfg)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (np.random.get_state()[1] == before[1]).all()
+
+    def test_workers_in_folders_of_their_own_without_seeds_of_their_own_are_told(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        build(tmp_path / "a", seed=1501)
+        build(tmp_path / "b", seed=1502)
+        assert "draw the same random numbers" not in caplog.text
+        build(tmp_path / "c", seed=1501)
+        assert "has the seed of the one in" in caplog.text
+        assert "give each its own cfg.seed" in caplog.text
+
+    def test_another_cfg_is_used_and_keeps_the_seed_of_a_worker(self, tmp_path: Path) -> None:
+        build(tmp_path)
+        trainer = build(tmp_path)
+        seed = trainer.config.seed
+        cfg = trainer.cfg.clone()
+        cfg.train.local_update_steps = 2
+        trainer.cfg = cfg
+        assert trainer.config.seed == seed != cfg.seed
+        assert trainer.train()[0] == 2 * 8

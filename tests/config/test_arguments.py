@@ -104,3 +104,11 @@ def test_flags_are_made_without_torch() -> None:
         "add_arguments(argparse.ArgumentParser(), TrainerConfig); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_config_is_made_of_flags_which_win_over_values() -> None:
+    parser = TrainerConfig.add_arguments(argparse.ArgumentParser())
+    parser.add_argument("--mine")
+    found = parser.parse_args(["--output-dir", "run", "--batch-size", "3", "--mine", "x"])
+    config = TrainerConfig.from_arguments(found, batch_size=8, seed=7)
+    assert (str(config.output_dir), config.batch_size, config.seed) == ("run", 3, 7)

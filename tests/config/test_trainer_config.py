@@ -51,13 +51,22 @@ def test_the_defaults_are_as_documented() -> None:
             "save_steps",
             "save_freq",
         ),
-        *("save_total_limit", "log_steps", "trackers", "generation_kwargs", "max_eval_batches", "global_batch_size"),
+        *(
+            "save_total_limit",
+            "save_trained_only",
+            "log_steps",
+            "trackers",
+            "generation_kwargs",
+            "max_eval_batches",
+            "global_batch_size",
+        ),
         *("momentum", "weight_decay_norm", "weight_decay_bias", "momentum_scheduler", "momentum_scheduler_kwargs"),
         *("early_stopping_patience", "early_stopping_metric", "stop_when", "regularizer"),
         *("local_update_steps", "local_param", "finetune_optimizer", "finetune_optimizer_kwargs"),
         *("finetune_learning_rate", "finetune_weight_decay", "finetune_lr_scheduler", "finetune_lr_scheduler_kwargs"),
         *("finetune_freeze_param", "finetune_param"),
         *("hub_model_id", "hub_private", "hub_revision", "hub_card"),
+        *("global_batch_tokens", "max_tokens_per_batch", "length_column"),
     }
     values = TrainerConfig("run").to_dict()
     assert {name for name, value in values.items() if value is None} == nones
@@ -75,6 +84,8 @@ def test_the_defaults_are_as_documented() -> None:
         "reshuffle_each_epoch": True,
         "drop_last": False,
         "num_dataloader_workers": 0,
+        "group_by_length": False,
+        "packing": False,
         "learning_rate": 2e-5,
         "weight_decay": 0.0,
         "evaluate_with_generate": True,
@@ -208,21 +219,6 @@ def test_optimizer_names_are_normalised(given: str | None, normalised: str) -> N
 )
 def test_scheduler_names_are_normalised(given: str | None, normalised: str | None) -> None:
     assert TrainerConfig("run", lr_scheduler=given).scheduler_name == normalised
-
-
-@pytest.mark.parametrize(
-    ("given", "evaluates", "key"),
-    [
-        ("loss", True, "evaluation.loss"),
-        ("loss", False, "train.loss"),
-        ("f1", True, "evaluation.f1"),
-        ("train.loss", True, "train.loss"),
-        ("evaluation.f1", True, "evaluation.f1"),
-        ("training_time", True, "evaluation.training_time"),
-    ],
-)
-def test_the_best_metric_has_a_full_name(given: str, evaluates: bool, key: str) -> None:
-    assert TrainerConfig("run", metric_for_best_model=given).best_metric_key(evaluates) == key
 
 
 def test_validate_finds_what_an_assignment_broke() -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from hezar_train.data import default_collator
 from hezar_train.data.loader import WorkerPool, batch_fetcher, fetched, identity, is_pure
+from hezar_train.data.seeding import sample_seed, seed_python_numpy_torch
 
 SEED, EPOCH = 11, 2
 
@@ -194,6 +195,82 @@ class TestSeeding:
         alone = {index: fetch(EPOCH, [index])[0] for index in range(8)}
         assert fetch(EPOCH, [5, 2, 7]) == [alone[5], alone[2], alone[7]]
         assert len({str(sample["noise"]) for sample in alone.values()}) == 8
+
+
+def seeded_one_by_one(dataset: Any, collate: Any, epoch: int, indices: Sequence[int]) -> Any:
+    """Fetch a batch in the plain way that every other way must equal: a seed for each sample."""
+    samples = []
+    for index in indices:
+        seed_python_numpy_torch(sample_seed(SEED, epoch, index))
+        samples.append(dataset[index])
+    return collate(samples)
+
+
+class DrawsNowAndThen:
+    """Samples of which some draw, from one of the generators, in ways that leave something behind in it."""
+
+    ways: tuple[Any, ...] = (
+        random.random, lambda: random.gauss(0, 1), np.random.random, lambda: float(np.random.randn()),
+        lambda: torch.rand(()).item(), lambda: torch.randn(1).item(), lambda: random.sample(range(9), 2),
+    )  # fmt: skip
+
+    def __init__(self, drawing: dict[int, int], failing: frozenset[int] = frozenset()) -> None:
+        self._drawing, self._failing = drawing, failing
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        found = self.ways[self._drawing[index]]() if index in self._drawing else None
+        if index in self._failing and isinstance(found, float) and found > 0.5:
+            raise ValueError(f"drew {found}")
+        return index, found
+
+
+def shuffled_now(samples: list[Any]) -> Any:
+    return random.sample(samples, len(samples)), float(np.random.randn()), torch.randn(1).item()
+
+
+class TestWatching:
+    @settings(max_examples=60)
+    @given(
+        st.dictionaries(st.integers(0, 39), st.integers(0, len(DrawsNowAndThen.ways) - 1), max_size=4),
+        st.lists(st.lists(st.integers(0, 39), min_size=1, max_size=5), min_size=1, max_size=8),
+        st.sampled_from([identity, shuffled_now]),
+    )
+    def test_whatever_draws_each_batch_is_that_of_a_seed_for_each_sample(
+        self, drawing: dict[int, int], batches: list[list[int]], collate: Any
+    ) -> None:
+        dataset = DrawsNowAndThen(drawing)
+        fetch = fetcher(dataset, collate)
+        for indices in batches:
+            expected = seeded_one_by_one(dataset, collate, EPOCH, indices)
+            random.gauss(0, 1), np.random.randn()  # leave a second number waiting in both
+            assert fetch(EPOCH, indices) == expected
+
+    def test_data_that_draws_nothing_is_read_once(self) -> None:
+        read: list[int] = []
+
+        class Plain(Noisy):
+            def __getitem__(self, index: int) -> Any:
+                read.append(index)
+                return index
+
+        fetch = fetcher(Plain())
+        assert [fetch(EPOCH, [1, 2]), fetch(EPOCH, [3])] == [[1, 2], [3]]
+        assert read == [1, 2, 3]
+
+    def test_a_sample_that_fails_by_the_draw_of_the_dice_fails_by_its_own_seed(self) -> None:
+        dataset = DrawsNowAndThen(dict.fromkeys(range(40), 0), frozenset(range(40)))
+        for index in range(40):
+            try:
+                expected = seeded_one_by_one(dataset, identity, EPOCH, [index])
+            except ValueError as error:
+                with pytest.raises(ValueError, match=str(error)) as raised:
+                    fetcher(dataset)(EPOCH, [index])
+                assert f"sample {index} of" in raised.value.__notes__[0]
+            else:
+                assert fetcher(dataset)(EPOCH, [index]) == expected
 
 
 def answers(pool: WorkerPool, requests: Sequence[Any]) -> list[Any]:

@@ -57,6 +57,24 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(
     assert differences(tmp_path / "unbroken", out) == []
 
 
+class OwnGuard(Hook):
+    """Read the loss in a way of its own, in the place of the default hook `guard`."""
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        trainer.replace_hook_in_train(self.read, "on_update", "guard")
+
+    def read(self, ctx: Any) -> None:
+        ctx.loss_value = ctx.grad_norm = 1.0
+
+
+def test_a_signal_stops_all_processes_also_where_the_guard_is_a_users_own(tmp_path: Path) -> None:
+    hooks = [OwnGuard(), SendAt(1, 2, signal.SIGTERM)]
+    outcomes = outcomes_on(2, lambda: make_trainer(tmp_path / "stopped", hooks=hooks, **WORKLOAD).train())
+    assert [one.exit_code for one in outcomes] == [143, 143]
+    assert len(steps_saved(tmp_path / "stopped")) == 1
+
+
 def test_a_signal_during_an_evaluation_stops_all_and_the_resumed_run_is_the_same(tmp_path: Path) -> None:
     out, hook = tmp_path / "stopped", SendAt(1, 4, signal.SIGTERM, Mode.VAL)
     outcomes = outcomes_on(2, lambda: make_trainer(out, hooks=[hook], **WORKLOAD).train())

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train.runtime import SyncedBatchNorm
 
 NUM_SAMPLES = 48
 
@@ -53,6 +54,8 @@ class Frozen(Net):
 class InTheLoss(Net):
     """Parameters that only the loss uses, as those of a CRF."""
 
+    settings: ClassVar[dict[str, Any]] = {"criterion": None}
+
     def compute_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return cross_entropy(logits * self.other.bias.exp(), labels)
 
@@ -79,7 +82,9 @@ class SparseRows(Net):
         return {"logits": self.layer(x) + self.table(number)}
 
 
-def trainer_of(make: Callable[[], nn.Module], out: Path, hooks: Any = (), **changes: Any) -> Trainer:
+def trainer_of(
+    make: Callable[[], nn.Module], out: Path, hooks: Any = (), kind: type[Trainer] = Trainer, **changes: Any
+) -> Trainer:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = make()
@@ -88,7 +93,7 @@ def trainer_of(make: Callable[[], nn.Module], out: Path, hooks: Any = (), **chan
         "batch_size": 3, "global_batch_size": 12, "num_epochs": 2, "criterion": "CrossEntropyLoss", "optimizer": "sgd",
         "learning_rate": 0.1, "task": "text_classification", "trackers": [],
     }  # fmt: skip
-    return Trainer(TrainerConfig(out, **settings | changes), model, rows, rows[:7], hooks=hooks)
+    return kind(TrainerConfig(out, **settings | changes), model, rows, rows[:7], hooks=hooks)
 
 
 def train(make: Callable[[], nn.Module], out: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
@@ -132,6 +137,26 @@ def test_synchronised_batch_norm_sees_the_batch_of_one_process(tmp_path: Path) -
         for ours, our_metrics in told:
             assert distance(ours, weights) < 1e-5
             assert our_metrics == pytest.approx(metrics, rel=1e-5)
+
+
+class OwnStep(Trainer):
+    def training_step(self, batch: Any) -> dict[str, Any]:
+        loss = cross_entropy(self.model(batch["x"]), batch["labels"])
+        self.accelerator.backward(loss)
+        return {"loss": loss.detach()}
+
+
+def test_filler_counts_for_nothing_in_batch_norm_whoever_calls_the_model(tmp_path: Path) -> None:
+    def weights(kind: type[Trainer]) -> tuple[dict[str, torch.Tensor], bool]:
+        trainer = trainer_of(Normed, tmp_path / kind.__name__, kind=kind, sync_batchnorm=True, batch_size=12)
+        trainer.train()  # the last update of an epoch has one sample, so that a process has none
+        return {name: value.clone() for name, value in trainer.model.state_dict().items()}, SyncedBatchNorm.skips
+
+    default, own = on_ranks(2, weights, Trainer), on_ranks(2, weights, OwnStep)
+    for (ours, skips), (expected, _) in zip(own, default, strict=True):
+        assert distance(ours, expected) < 1e-6
+        assert not skips  # what the process does next is no filler
+    assert [skips for _, skips in default] == [False, False]
 
 
 def test_without_it_all_processes_evaluate_with_the_statistics_that_are_saved(tmp_path: Path) -> None:

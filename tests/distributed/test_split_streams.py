@@ -79,5 +79,8 @@ def test_another_number_of_processes_is_told_why_it_cannot_go_on_inside_an_epoch
             train(tmp_path, files(41), [FailAfter(4)], save_steps=1, **PER_PROCESS)
 
     on_ranks(2, first)
-    outcomes = outcomes_on(4, lambda: train(tmp_path, files(41), resume_from_checkpoint=True, **PER_PROCESS))
+    again = {"resume_from_checkpoint": True, **PER_PROCESS}
+    outcomes = outcomes_on(4, lambda: train(tmp_path, files(41), **again))
+    assert all("samples in an update" in one.error for one in outcomes)
+    outcomes = outcomes_on(4, lambda: train(tmp_path, files(41), accept_changes=True, **again))
     assert all("begun by 2 processes" in one.error for one in outcomes)

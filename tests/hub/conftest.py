@@ -46,6 +46,7 @@ def _point_environment(hub: LoopbackHub, home: Path, monkeypatch: pytest.MonkeyP
     for name, value in {
         "HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_XET_CACHE": home / "xet",
         "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1,localhost",
+        "HEZAR_TRAIN_XET": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, str(value))
 

@@ -170,3 +170,24 @@ def test_a_pushed_card_keeps_what_was_written_on_the_hub(
     run.save(12)
     push_run(run.root, REPO)
     assert "My own words." in hub.files(REPO)["README.md"].decode()
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{one}: &{one} [{', '.join([f'*{before}'] * 9)}]\n" for before, one in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        f"{LAUGHS}tags: *j\n", f"{LAUGHS}datasets: [*j]\n", "tags: &t [*t]\n", "to_yaml: x\nto_dict: y\n", "{: [\n",
+        "self: 5\n", "5: 6\n", "tags: 5\n", "model-index: 5\n", "model-index: [{}]\n", "model-index: [[]]\n",
+        "model-index: [{name: x, results: [5]}]\n", "!!python/object:os.system {}\n", "eval_results: 5\n",
+        "datasets: 5\n", "metrics: 5\n", "tags: {a: b}\n", "[" * 2000 + "\n",
+    ],
+    ids=range(18),
+)  # fmt: skip
+def test_a_card_that_somebody_made_to_harm_does_not_stop_a_push(run: HandmadeRun, metadata: str) -> None:
+    written = card_of(run, f"---\n{metadata}---\nHello\n")
+    assert "Hello" in written
+    assert len(written) < 100_000

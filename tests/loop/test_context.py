@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from hezar_train.data import Window
+from hezar_train.errors import HookError
 from hezar_train.loop import (
     HOOK_TRIGGER,
     LIFECYCLE,
@@ -27,6 +28,7 @@ from hezar_train.loop import (
     Verbs,
     lifecycle,
 )
+from hezar_train.loop.context import OF_THE_LOOP
 from hezar_train.types import Mode
 
 LIVES = ("batch", "epoch", "routine")
@@ -146,7 +148,7 @@ class TestStep:
     @pytest.mark.parametrize("name", Step.__slots__)
     def test_a_name_set_on_either_is_read_on_both(self, name: str) -> None:
         ctx = Context()
-        ctx[name] = "through the context"
+        ctx.put({name: "through the context"})
         assert getattr(ctx.step, name) == "through the context"
         setattr(ctx.step, name, "through the step")
         assert (getattr(ctx, name), ctx[name], ctx.get(name)) == ("through the step",) * 3
@@ -155,13 +157,45 @@ class TestStep:
     @pytest.mark.parametrize("name", Step.__slots__)
     def test_a_deleted_name_is_gone_from_both(self, name: str) -> None:
         ctx = Context()
-        ctx[name] = 1
-        delattr(ctx, name)
+        ctx.put({name: 1})
+        assert ctx.take([name]) == {name: 1}
         assert getattr(ctx.step, name) is None
         assert name not in ctx
         assert ctx.get(name, "none") == "none"
-        with pytest.raises(AttributeError, match=f"the context has no '{name}' at this moment"):
+        assert ctx.take([name]) == {}
+
+    @pytest.mark.parametrize("name", sorted(OF_THE_LOOP))
+    def test_what_the_loop_alone_knows_is_refused_by_name(self, name: str) -> None:
+        ctx = Context()
+        ctx.put({name: 1})
+        for assign in (lambda: setattr(ctx, name, 2), lambda: ctx.merge_from_dict({name: CtxVar(2, "batch")})):
+            with pytest.raises(
+                HookError, match=rf"ctx\.{name} was assigned, which would change nothing: it is read only\. \w"
+            ):
+                assign()
+        with pytest.raises(HookError, match=rf"ctx\.{name} was deleted, but the loop goes by it\. \w"):
             delattr(ctx, name)
+        assert ctx[name] == 1
+        assert name not in ctx.lifecycles["batch"]
+
+    @pytest.mark.parametrize("name", ["mode", "split", "failed"])
+    def test_what_a_routine_sets_is_refused_while_it_runs(self, name: str) -> None:
+        ctx = Context()
+        with ctx.frame(Mode.TRAIN, "train"), pytest.raises(HookError, match=rf"ctx\.{name} .* The routine sets it"):
+            ctx[name] = "mine"
+        ctx[name] = "mine"
+
+    def test_names_that_are_closed_are_refused_until_the_routine_ends(self) -> None:
+        ctx = Context()
+        with ctx.frame(Mode.TRAIN, "train"):
+            ctx.length = 3
+            ctx.close(["length"], "Assign it earlier.")
+            with pytest.raises(HookError, match=r"ctx\.length .* read only\. Assign it earlier\."):
+                ctx.length = 4
+            with ctx.frame(Mode.VAL, "val"):
+                ctx.length = 5
+            assert ctx.length == 3
+        ctx.length = 6
 
     def test_what_is_false_or_nought_is_known_all_the_same(self) -> None:
         ctx = Context()
@@ -174,13 +208,13 @@ class TestStep:
         ctx = Context()
         with pytest.raises(AttributeError, match="the context has no 'loss_value' at this moment"):
             _ = ctx.loss_value
-        ctx.window = Window(0, 1, False, ["a"])
+        ctx.step.window = Window(0, 1, False, ["a"])
         assert ctx.loss_value is None
 
     def test_the_end_of_a_batch_lets_go_of_what_belongs_to_it_alone(self) -> None:
         ctx = Context()
         for number, name in enumerate(Step.__slots__):
-            ctx[name] = number
+            setattr(ctx.step, name, number)
         ctx.clear(Lifecycle.BATCH)
         gone = {name for name in Step.__slots__ if getattr(ctx.step, name) is None}
         assert gone == {"batch", "outputs", "loss", "loss_regular", "loss_task"}
@@ -285,7 +319,7 @@ def run(ctx: Context, hooks: HookSet, num_epochs: int = 2) -> None:
     with routine.running():
         for _ in range(num_epochs):
             with routine.epoch():
-                loop_of(ctx).walk(routine, windows("a", "b"))
+                loop_of(ctx).infer(routine, windows("a", "b"))
 
 
 def fail(_: Context) -> None:
@@ -358,7 +392,7 @@ def test_after_a_failure_anywhere_nothing_is_left(moment: Moment) -> None:
     hooks.register(fail, moment)
     routine = Routine(ctx, hooks, Mode.TRAIN, "train")
     with pytest.raises(ZeroDivisionError), routine.running(), routine.epoch():
-        loop_of(ctx).walk(routine, windows("a"))
+        loop_of(ctx).infer(routine, windows("a"))
     assert not any(life in ctx for life in LIVES)
     assert (ctx.mode_stack, ctx.split_stack, ctx.model) == ([], [], "m")
 
@@ -384,7 +418,7 @@ def test_a_routine_inside_another_leaves_the_outer_ones_variables_alone() -> Non
         routine = Routine(ctx, inner, Mode.VAL, "val")
         with routine.running():
             stacks.append((ctx.mode_stack, ctx.split_stack))
-            loop_of(ctx).walk(routine, windows("x"))
+            loop_of(ctx).infer(routine, windows("x"))
             assert ctx.count == 1
 
     for hooks in (inner, outer):

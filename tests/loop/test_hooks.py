@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from hezar_train.errors import HookError
-from hezar_train.loop import HOOK_TRIGGER, Context, Hook, HookSet, Moment, moment_named
+from hezar_train.loop import HOOK_TRIGGER, Context, Hook, HookSet, Moment, moment_named, refuse_uncalled
 from hezar_train.types import Mode
 
 
@@ -82,6 +82,32 @@ def test_a_hook_is_named_by_its_class_watches_training_and_has_no_state() -> Non
     assert Watcher().modes == frozenset({Mode.TRAIN})
     assert Watcher().state_dict() == {}
     Watcher().load_state_dict({})
+
+
+def test_a_property_of_a_hook_is_not_run_before_the_hook_has_its_trainer() -> None:
+    class Rates(Hook):
+        @property
+        def step(self) -> int:
+            return self.trainer.step  # type: ignore[attr-defined,no-any-return]
+
+        @property
+        def on_off(self) -> bool:
+            return bool(self.step)
+
+        def on_update(self, ctx: Context) -> None: ...
+
+    hook, trainer = Rates(), Trainer()
+    refuse_uncalled(hook)
+    hook.attach(trainer)  # type: ignore[arg-type]
+    assert hook.step == 3
+    assert moments_of(hook) == [Moment.UPDATE]
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_a_method_that_would_never_be_called_is_refused_whatever_its_kind(kind: Callable[..., object]) -> None:
+    watcher = type("Watcher", (Hook,), {"on_step_end": kind(lambda *_: None)})
+    with pytest.raises(HookError, match=r"on_step_end\(\) would never be called.*on_batch_end"):
+        refuse_uncalled(watcher())
 
 
 def test_a_plain_method_is_listed_under_its_own_name() -> None:
@@ -164,6 +190,32 @@ def test_replacing_keeps_the_name_and_the_place() -> None:
     hooks.replace(hook("other"), Moment.BATCH_END, "a")
     assert hooks.names(Moment.BATCH_END) == ["a", "b", "due"]
     assert run(hooks) == ["other", "b", "due"]
+
+
+def test_what_is_assigned_in_the_list_of_a_moment_keeps_the_name_and_the_place() -> None:
+    hooks = hook_set("a", "b", last="due")
+    hooks[Moment.BATCH_END][0] = hook("other")
+    assert hooks.names(Moment.BATCH_END) == ["a", "b", "due"]
+    assert run(hooks) == ["other", "b", "due"]
+    hooks[Moment.BATCH_END][2] = hook("mine")
+    hooks.register(hook("c"), Moment.BATCH_END)
+    assert run(hooks) == ["other", "b", "c", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("put", "named"),
+    [
+        (lambda hooks: hooks.register(3, Moment.BATCH_END, name="mine"), "hook 'mine'"),
+        (lambda hooks: hooks.replace(3, Moment.BATCH_END, "a"), "hook 'a'"),
+        (lambda hooks: hooks[Moment.BATCH_END].append(3), "a hook"),
+        (lambda hooks: hooks[Moment.BATCH_END].__setitem__(0, 3), "hook 'a'"),
+    ],
+)
+def test_what_cannot_be_called_is_no_hook(put: Callable[[HookSet], None], named: str) -> None:
+    hooks = hook_set("a")
+    with pytest.raises(HookError, match=f"{named} is a int; expected a function of the context"):
+        put(hooks)
+    assert hooks.names(Moment.BATCH_END) == ["a"]
 
 
 def test_a_replacement_of_the_last_hook_stays_last() -> None:

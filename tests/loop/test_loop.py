@@ -54,7 +54,7 @@ def as_it_is(window: Window) -> Window:
 
 def walk(ctx: Context, hooks: HookSet, windows: Iterable[Window]) -> None:
     """Walk over windows of which nothing is learned."""
-    loop_of(ctx).walk(routine(ctx, hooks), windows)
+    loop_of(ctx).infer(routine(ctx, hooks), windows)
 
 
 def windows(*batches: list[Any]) -> list[Window]:
@@ -74,7 +74,7 @@ def test_events_come_in_the_order_of_the_walk() -> None:
     with outer.running():
         for _ in range(2):
             with outer.epoch():
-                loop_of(ctx).walk(outer, windows(["a", "b"]))
+                loop_of(ctx).infer(outer, windows(["a", "b"]))
     epoch = ["on_epoch_start", *EVALUATION_STEP, *EVALUATION_STEP, "on_epoch_end"]
     assert ctx.log == ["on_fit_start", *epoch, *epoch, "on_fit_end"]
 
@@ -116,7 +116,7 @@ def test_no_windows_and_no_hooks_are_no_trouble() -> None:
     ctx = Context()
     empty = routine(ctx, HookSet())
     with empty.running(), empty.epoch():
-        loop_of(ctx).walk(empty, [])
+        loop_of(ctx).infer(empty, [])
     for moment in Moment:
         empty.fire(moment)
 
@@ -213,13 +213,13 @@ def test_routines_nest_and_the_outer_one_goes_on_as_before() -> None:
 
     def evaluate(ctx: Context) -> None:
         with inner.running():
-            loop.walk(inner, windows(["x", "y"]))
+            loop.infer(inner, windows(["x", "y"]))
         looked.append((ctx.mode, ctx.batch))
 
     hooks.register(evaluate, Moment.BATCH_END)
     outer = routine(ctx, hooks)
     with outer.running():
-        loop.walk(outer, windows(["a"]))
+        loop.infer(outer, windows(["a"]))
     assert looked == [("val", "x"), ("val", "y"), ("train", "a")]
 
 
@@ -227,9 +227,9 @@ def test_what_runs_is_frozen_when_the_routine_is_made() -> None:
     ctx, hooks = Context(log=[]), HookSet()
     frozen, loop = routine(ctx, hooks), loop_of(ctx)
     hooks.register(lambda ctx: ctx.log.append("late"), Moment.BATCH_END, name="late")
-    loop.walk(frozen, windows(["a"]))
+    loop.infer(frozen, windows(["a"]))
     assert ctx.log == []
-    loop.walk(routine(ctx, hooks), windows(["a"]))
+    loop.infer(routine(ctx, hooks), windows(["a"]))
     assert ctx.log == ["late"]
 
 
@@ -363,10 +363,10 @@ def test_a_step_alone_outside_of_a_fit_is_a_whole_window() -> None:
 def test_an_update_waits_for_the_windows_end() -> None:
     ctx, hooks = recording()
     loop = loop_of(ctx, hooks)
-    ctx.closes_window = False
+    ctx.step.closes_window = False
     loop.run_update()
     assert ctx.log == []
-    ctx.closes_window = True
+    ctx.step.closes_window = True
     loop.run_update()
     assert ctx.log == ["on_gradients", "on_update"]
 

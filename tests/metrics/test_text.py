@@ -18,6 +18,7 @@ from hezar_train.metrics.text import (
     Bleu,
     CharacterErrorRate,
     ChrF,
+    ExactMatch,
     Rouge,
     TextMetric,
     WordErrorRate,
@@ -26,7 +27,7 @@ from hezar_train.metrics.text import (
 )
 
 ZWNJ = "\u200c"
-METRICS: list[type[TextMetric]] = [CharacterErrorRate, WordErrorRate, Bleu, ChrF, Rouge]
+METRICS: list[type[TextMetric]] = [CharacterErrorRate, WordErrorRate, ExactMatch, Bleu, ChrF, Rouge]
 ROUGES = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
 BATCH_SIZES = [1, 3, 7, 100]
 
@@ -293,3 +294,9 @@ def test_what_is_not_a_list_of_texts_is_told(
 ) -> None:
     with pytest.raises(DataError, match=f"{build.name} got.*{message}|{build.name} {message}"):
         build().update(predictions, references)
+
+
+def test_exact_match_is_the_share_of_texts_that_are_a_reference_but_for_spaces_at_the_ends() -> None:
+    metric = ExactMatch()
+    metric.update(["پاریس است. ", "Rome", "5"], ["پاریس است.", ["Roma", "Rome"], "6"])
+    assert metric.compute() == {"exact_match": pytest.approx(2 / 3)}

@@ -108,3 +108,17 @@ def test_a_pace_that_is_a_share_of_the_run_is_told_when_the_run_changes() -> Non
     assert changes(fields, {**fields, "num_epochs": 2}) == [
         "updates between ticks of the schedule (lr_scheduling_steps=0.25): 3 in the checkpoint, 6 now"
     ]
+
+
+def test_another_number_of_processes_is_told_where_it_changes_an_update() -> None:
+    config = TrainerConfig("run", batch_size=4)
+    before, now = make_plan(config, 64, num_processes=2), make_plan(config, 64, num_processes=1)
+    assert exactness_changes(config.to_dict(), config.to_dict(), before, now) == [
+        "samples in an update: 8 on 2 processes in the checkpoint, 4 on 1 now (global_batch_size=8 keeps them)"
+    ]
+
+
+def test_another_number_of_processes_with_a_global_batch_is_no_change() -> None:
+    config, same = TrainerConfig("run", batch_size=4), TrainerConfig("run", batch_size=4, global_batch_size=8)
+    before, now = make_plan(config, 64, num_processes=2), make_plan(same, 64, num_processes=1)
+    assert exactness_changes(config.to_dict(), same.to_dict(), before, now) == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hezar_train.checkpoint import Checkpoint, CheckpointStore, pack, read_tensors, unpack
-from hezar_train.checkpoint.format import tensor_file, tensor_names
+from hezar_train.checkpoint.format import stored_tensors, tensor_file, tensor_names
 from hezar_train.errors import CheckpointError
 from tests.security.hostile import add_tensor, edit_state, make_trainer, newest, sealed
 
@@ -37,6 +39,7 @@ REFUSED = {
     "a huge size of nothing": {"$array": {"tensor": "e", "dtype": "|S0", "shape": [1 << 60]}},
     "sizes that overflow": {"$array": {"tensor": "e", "dtype": "<f8", "shape": [0, 1 << 62, 1 << 62]}},
     "many dimensions": {"$array": {"tensor": "b", "dtype": "|u1", "shape": [64, *[1] * 70]}},
+    "more dimensions than torch likes": {"$array": {"tensor": "b", "dtype": "|u1", "shape": [64, *[1] * 40]}},
     "another tensor": {"$array": {"tensor": "f", "dtype": "<f4", "shape": [16]}},
     "a part more": {"$array": {"tensor": "b", "dtype": "|u1", "shape": [64], "order": "F"}},
     "no array": {"$array": [1, 2]},
@@ -46,6 +49,7 @@ REFUSED = {
     "a short scalar": {"$scalar": {"dtype": "<f8", "hex": "41"}},
     "a long scalar": {"$scalar": {"dtype": "<f4", "hex": "4141414141414141"}},
     "a scalar of text": {"$scalar": {"dtype": "<U2", "hex": "4141414141414141"}},
+    "a scalar of readable text": {"$scalar": {"dtype": "<U2", "hex": "4100000042000000"}},
     "a scalar without hex": {"$scalar": {"dtype": "<f8", "hex": "zz"}},
     "a float in words": {"$float": "1e5"},
     "a float of another type": {"$float": [1]},
@@ -156,6 +160,29 @@ def test_a_changed_byte_of_a_tensor_file_is_an_error_of_ours_or_other_values(dat
         pass
     finally:
         path.unlink()
+
+
+@pytest.mark.parametrize("length", [1 << 30, 1 << 40, 1 << 62])
+@pytest.mark.parametrize("size", [10, 1 << 42])
+def test_a_tensor_file_is_not_read_as_far_as_it_says(tmp_path: Path, length: int, size: int) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + b"{}")
+    os.truncate(path, size)
+    tracemalloc.start()
+    try:
+        for read in (stored_tensors, read_tensors):
+            with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+                read(path)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_bools_of_a_tensor_file_are_0_or_1(tmp_path: Path) -> None:
+    content = b"".join(map(bytes, tensor_file({"a": torch.ones(3, dtype=torch.bool)})))
+    (tmp_path / "model.safetensors").write_bytes(content[:-1] + b"\x02")
+    with pytest.raises(CheckpointError, match="neither 0 nor 1"):
+        read_tensors(tmp_path / "model.safetensors")
 
 
 def hostile_array(sections: dict[str, Any]) -> None:

@@ -17,11 +17,13 @@ from torch.optim.lr_scheduler import StepLR
 from hezar_train.checkpoint import Checkpointer
 from hezar_train.compat.federatedscope.kept import KeptNames
 from hezar_train.compat.lernomatic import Trainer as LernomaticTrainer
-from hezar_train.compat.lernomatic.keeping import Keeper, write_file
+from hezar_train.compat.lernomatic.keeping import Keeper, read_file, write_file
 from hezar_train.compat.lernomatic.models import LernomaticModel
 from hezar_train.compat.libai import DefaultTrainer
 from hezar_train.compat.libai.hooks import PeriodicCheckpointer
 from hezar_train.errors import CheckpointError
+from hezar_train.federated import RegularizedOptimizer
+from hezar_train.hooks.periodic import Checkpointed
 from tests.compat.fs_toy import build
 from tests.compat.libai_run import config_of
 from tests.security.hostile import edit_state, newest
@@ -204,3 +206,107 @@ def test_a_checkpoint_puts_no_value_where_a_federatedscope_trainer_has_its_own(t
     trainer.kept_names.load_state_dict({"names": {name: {"kind": "value", "value": "x"}}, "frozen": [], "of_round": []})
     with pytest.raises(CheckpointError, match="which none holds"):
         trainer.kept_names.put_back(is_last=True)
+
+
+class Called:
+    """What a pickle has called when it is read."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self._call
+
+
+class Rebuilt(Called):
+    """The same, with a state for what the call returns."""
+
+    def __init__(self, state: Any, function: Any, *arguments: Any) -> None:
+        super().__init__(function, *arguments)
+        self._state = state
+
+    def __reduce__(self) -> Any:
+        return (*self._call, self._state)
+
+
+NUMPYS_RECONSTRUCT: Any = np.zeros(1).__reduce__()[0]
+NUMPYS_SCALAR: Any = np.float64(0).__reduce__()[0]
+ADDRESS = b"\x41" * 8
+POINTER_FIELD = (3, "<", None, ("a",), {"a": (np.dtype("f8"), 0)}, 8, 8, 27)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Called(np.ndarray, (1,), "O", ADDRESS),
+        Called(np.ndarray, (1,), np.dtype("f8"), ADDRESS, 1 << 40),
+        Called(np.ndarray, (1 << 40,), "f8"),
+        Called(np.dtype, "O"),
+        Called(NUMPYS_SCALAR, np.dtype("f8"), ADDRESS + ADDRESS),
+        Called(NUMPYS_SCALAR, Rebuilt(POINTER_FIELD, np.dtype, "f8", False, True), ADDRESS),
+        Called(NUMPYS_RECONSTRUCT, np.ndarray, (1,), "O"),
+        Rebuilt((1, (1,), np.dtype("f8"), False, ADDRESS[:3]), NUMPYS_RECONSTRUCT, np.ndarray, (0,), b"b"),
+        Rebuilt((1, (-1,), np.dtype("f8"), False, ADDRESS), NUMPYS_RECONSTRUCT, np.ndarray, (0,), b"b"),
+        Rebuilt((1, (1,), "O", False, ADDRESS), NUMPYS_RECONSTRUCT, np.ndarray, (0,), b"b"),
+        Rebuilt((1, (1,), np.dtype("f8"), False, [ADDRESS]), NUMPYS_RECONSTRUCT, np.ndarray, (0,), b"b"),
+    ],
+    ids=range(11),
+)
+def test_no_bytes_of_a_file_of_lernomatic_s_become_objects(tmp_path: Path, value: Any) -> None:
+    torch.save({"loss_history": value}, tmp_path / "history.pkl")
+    with pytest.raises(CheckpointError, match="holds more than tensors and plain values"):
+        read_file(tmp_path / "history.pkl")
+
+
+@pytest.mark.parametrize("content", [[1], "x", torch.zeros(2)])
+def test_a_file_of_lernomatic_s_is_names_with_values(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "history.pkl")
+    with pytest.raises(CheckpointError):
+        read_file(tmp_path / "history.pkl")
+
+
+def test_the_arrays_of_a_file_that_lernomatic_wrote_are_read_as_they_were(tmp_path: Path) -> None:
+    arrays = {
+        "losses": np.linspace(0, 1, 7),
+        "table": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "rows": np.arange(6, dtype=">i2").reshape(3, 2),
+        "flags": np.array([True, False]),
+        "deep": [{"inner": (np.float32([1.5]), 3)}],
+    }
+    torch.save({**arrays, "last": np.float64(0.25)}, tmp_path / "history.pkl")
+    found = read_file(tmp_path / "history.pkl")
+    for name in ("losses", "table", "rows", "flags"):
+        assert found[name].dtype == arrays[name].dtype
+        assert np.array_equal(found[name], arrays[name])
+    assert found["deep"][0]["inner"][0].tolist() == [1.5]
+    assert (found["last"], type(found["last"])) == (0.25, np.float64)
+
+
+def short_averages(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A state whose averages are shorter than their parameters, which a fused kernel would write past."""
+    state = optimizer.state_dict()
+    for kept in state["state"].values():
+        kept["exp_avg"] = torch.zeros(1)
+    return state
+
+
+def stepped_adam() -> torch.optim.Adam:
+    weight = nn.Parameter(torch.zeros(4096))
+    weight.grad = torch.ones(4096)
+    optimizer = torch.optim.Adam([weight], fused=True)
+    optimizer.step()
+    return optimizer
+
+
+def test_no_door_gives_an_optimizer_averages_of_another_size() -> None:
+    optimizer = stepped_adam()
+    state = short_averages(optimizer)
+    with pytest.raises(CheckpointError, match="exp_avg of a parameter of shape"):
+        RegularizedOptimizer(optimizer, 0.1).load_state_dict({"optimizer": state, "compared": None})
+    with pytest.raises(CheckpointError, match="exp_avg of a parameter of shape"):
+        Checkpointed("mine", optimizer).load_state_dict(state)
+    kept = KeptNames(lambda: {"own": optimizer}, dict, lambda *_: None, lambda: nn.Linear(1, 1), tuple)
+    form = {"kind": "state", "state": state, "frozen": []}
+    kept.load_state_dict({"names": {"own": form}, "frozen": [], "of_round": []})
+    with pytest.raises(CheckpointError, match="exp_avg of a parameter of shape"):
+        kept.put_back(is_last=False)

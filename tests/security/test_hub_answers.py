@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 from hezar_train.checkpoint import initial_weights
+from hezar_train.checkpoint.manifest import FileRecord, Manifest
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, HubError
 from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_weights, limits
-from hezar_train.hub.client import parse_address
+from hezar_train.hub.client import Repository, parse_address
+from hezar_train.hub.push import push_files
 from hezar_train.run_layout import step_of
 from tests.hub.conftest import _point_client, _point_environment
 
@@ -34,9 +37,10 @@ class Liar:
         self.files: dict[str, bytes] = {MODEL: b"weights"}
         self.etag, self.commit = "0" * 40, COMMIT
         self.sizes: dict[str, int] = {}
-        self.silent_on = self.drips_on = self.endless_on = ""
+        self.silent_on = self.drips_on = self.endless_on = self.stalls_on = ""
         self.says: bytes | None = None
         self.packed = False
+        self.cas = ""
         self.sent = 0
         self.stopping = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -57,7 +61,26 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.answer(has_body=True)
 
-        def answer(self, *, has_body: bool) -> None:
+        def do_POST(self) -> None:
+            sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if liar.silent_on and liar.silent_on in self.path:
+                liar.stopping.wait(60)
+                return
+            if self.path.endswith("/create"):
+                self.send(json.dumps({"url": f"{liar.url}/me/x"}).encode(), {"Content-Type": "application/json"}, True)
+                return
+            names = [one["path"] for one in json.loads(sent)["files"]] if "/preupload/" in self.path else None
+            if names is None:
+                self.send_error(403)
+                return
+            files = [{"path": name, "uploadMode": "lfs", "shouldIgnore": False} for name in names]
+            self.send(json.dumps({"files": files}).encode(), {"Content-Type": "application/json"}, True)
+
+        def answer(self, *, has_body: bool) -> None:  # noqa: PLR0911 - one for each lie
+            if "/xet-" in self.path:
+                told = {"X-Xet-Cas-Url": liar.cas, "X-Xet-Access-Token": "x", "X-Xet-Token-Expiration": "9999999999"}
+                self.send(json.dumps({"casUrl": liar.cas, "accessToken": "x", "exp": 9999999999}).encode(), told, True)
+                return
             if "/api/" in self.path:
                 if liar.silent_on == "info":
                     liar.stopping.wait(60)
@@ -73,6 +96,13 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
                 liar.stopping.wait(60)
                 return
             headers = {"ETag": f'"{liar.etag}"', "X-Repo-Commit": liar.commit}
+            if liar.cas:
+                route = f"{liar.url}/api/models/me/x/xet-read-token/{liar.commit}"
+                headers |= {"X-Xet-Hash": "1" * 64, "Link": f'<{route}>; rel="xet-auth"'}
+            if has_body and name == liar.stalls_on:
+                self.send(b"", {**headers, "Content-Length": str(liar.sizes[name])}, has_body)
+                liar.stopping.wait(60)
+                return
             if has_body and name in (liar.endless_on, liar.drips_on):
                 self.stream(headers, pause=0.05 if name == liar.drips_on else 0.0)
                 return
@@ -80,7 +110,7 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
 
         def send(self, content: bytes, headers: dict[str, str], has_body: bool) -> None:
             self.send_response(200)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            for name, value in {"Content-Length": str(len(content)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             if has_body:
@@ -139,6 +169,37 @@ def test_an_etag_chooses_no_place(liar: Liar, tmp_path: Path, etag: str, what: s
     assert files_outside(tmp_path) == set()
 
 
+@pytest.mark.parametrize("verb", ["download", "push"])
+def test_no_server_but_the_hub_s_own_sends_xet_to_a_folder(
+    liar: Liar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    monkeypatch.delenv("HEZAR_TRAIN_XET")
+    liar.cas = f"local://{tmp_path / 'mine'}"
+    if verb == "download":
+        assert fetch_weights("me/x").read_bytes() == b"weights"
+    else:
+        with pytest.raises(HubError):  # this server takes nothing
+            Repository("me/x").commit({"a.bin": b"\0" * 100_000}, [], "a file", None)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_used"),
+    [
+        ("https://huggingface.co", True), ("https://hub-ci.huggingface.co", True), ("http://huggingface.co", False),
+        ("https://huggingface.co.evil.example", False), ("https://evilhuggingface.co", False),
+        ("https://huggingface.co@evil.example", False), ("https://mirror.example", False),
+    ],
+)  # fmt: skip
+def test_xet_is_for_the_hub_s_own_servers(endpoint: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    monkeypatch.delenv("HEZAR_TRAIN_XET", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    Repository("me/x")
+    assert constants.HF_HUB_DISABLE_XET is not is_used
+
+
 def test_a_config_of_a_repository_names_no_code(liar: Liar) -> None:
     liar.files["train_config.yaml"] = b"output_dir: run\nlr_scheduler: pydoc.pipepager\n"
     with pytest.raises(ConfigError, match=r"me/x names code, 'pydoc\.pipepager'"):
@@ -178,6 +239,31 @@ def test_a_record_of_gigabytes_is_refused_before_its_first_byte(liar: Liar, name
         fetch_recipe("me/x")
 
 
+def test_a_config_of_gigabytes_is_refused_before_its_first_byte(liar: Liar) -> None:
+    liar.files["train_config.yaml"], liar.sizes["train_config.yaml"] = b"output_dir: run\n", 5 << 30
+    with pytest.raises(HezarTrainError, match=r"5,368,709,120 bytes; expected at most"):
+        TrainerConfig.load("me/x")
+
+
+def test_a_checkpoint_is_refused_by_the_sizes_that_are_told_of_it(liar: Liar, tmp_path: Path) -> None:
+    manifest, weights = "checkpoints/last/manifest.json", f"checkpoints/last/{MODEL}"
+    content = Manifest(4, {MODEL: FileRecord(1 << 60, "0" * 64)}).to_bytes()
+    liar.files, liar.sizes = {manifest: content, weights: b""}, {manifest: 5 << 30, weights: 1 << 60}
+    with pytest.raises(CheckpointError, match="5368709120 bytes, which no manifest has"):
+        fetch_checkpoint("hub://me/x", tmp_path / "into")
+    del liar.sizes[manifest]
+    with pytest.raises(HubError, match=r"needs 1,152,921,504,606,846,976 bytes"):
+        fetch_checkpoint("hub://me/x", tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+def test_a_few_bytes_more_than_the_listing_says_are_not_kept(liar: Liar, tmp_path: Path) -> None:
+    liar.sizes[MODEL] = 3
+    with pytest.raises(HubError, match="with more than 3 bytes"):
+        fetch_weights("me/x")
+    assert not list(tmp_path.rglob(MODEL))
+
+
 @pytest.mark.parametrize("where", ["info", MODEL])
 def test_a_silent_server_is_told_of_after_seconds(liar: Liar, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ANSWER_SECONDS", 1.0)
@@ -187,6 +273,40 @@ def test_a_silent_server_is_told_of_after_seconds(liar: Liar, where: str, monkey
     with pytest.raises(HubError, match=r"silent for 1 seconds|within 1 seconds|[Tt]imeout|timed out"):
         fetch_weights("me/x")
     assert time.monotonic() - begun < 6
+
+
+@pytest.mark.parametrize("where", ["create", "commit"])
+def test_a_server_that_is_silent_when_something_is_pushed_is_told_of(
+    liar: Liar, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "COMMIT_SECONDS", 1.0)
+    if where == "create":
+        liar.silent_on = where
+    else:  # not by the server: the client's own retries would outlive this test
+        monkeypatch.setattr("huggingface_hub.HfApi.create_commit", lambda *_, **__: liar.stopping.wait(60))
+    begun = time.monotonic()
+    with pytest.raises(HubError, match="did not come to an end within 1 seconds"):
+        push_files({"a.txt": b"text"}, "me/x", commit_message="a file", max_attempts=1)
+    assert time.monotonic() - begun < 6
+
+
+def test_a_large_download_that_falls_silent_is_given_up_long_before_its_time(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SILENT_SECONDS", 1.0)
+    liar.stalls_on, liar.sizes[MODEL] = MODEL, 10_000_000
+    begun = time.monotonic()
+    with pytest.raises(HubError, match="silent for 1 seconds"):
+        fetch_weights("me/x")
+    assert time.monotonic() - begun < 8
+
+
+def test_nothing_is_taken_from_the_client_s_cache_whose_places_a_server_can_name(liar: Liar, tmp_path: Path) -> None:
+    planted = tmp_path / "home" / "hub" / "models--me--x" / "snapshots" / COMMIT / MODEL
+    planted.parent.mkdir(parents=True)
+    planted.write_bytes(b"planted")
+    assert fetch_weights("me/x").read_bytes() == b"weights"
 
 
 def test_a_server_that_drips_does_not_keep_anybody(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
+from hezar_train import Hook
+from hezar_train.errors import CheckpointError
 from hezar_train.hub import fetch_records, push_run
 from tests.hub.conftest import hub as hub  # noqa: PLC0414 - the fixture
 from tests.hub.runs import LOGS, PUSHED_LOGS, REPO, HandmadeRun, finished_run
 from tests.hub.server import LoopbackHub
+from tests.security.hostile import add_tensor, edit_state, make_trainer, newest
 
 ADDRESS = f"hub://{REPO}"
 FORGED = json.dumps({"step": 5, "epoch": 1, "metrics": {"accuracy": 1.0}}).encode()
@@ -81,3 +87,67 @@ def test_without_a_manifest_no_record_is_used(
 def test_an_evaluation_that_is_still_to_be_done_is_not_taken_from_a_record(pushed: HandmadeRun, tmp_path: Path) -> None:
     fetch_records(ADDRESS, tmp_path / "new", before_step=10)
     assert {name for name in names(tmp_path / "new") if name.startswith("eval")} == {"evaluations/00000005.json"}
+
+
+def test_a_download_s_folder_has_a_name_that_nobody_can_guess(
+    pushed: HandmadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts: list[set[str]] = []
+    rename = os.rename
+
+    def noted(source: Path, target: Path) -> None:
+        drafts[-1] |= {part for part in Path(source).parts if part.startswith(".tmp-")}
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", noted)
+    for name in ("one", "two"):
+        drafts.append(set())
+        fetch_records(ADDRESS, tmp_path / name)
+    assert [len(names) for names in drafts] == [1, 1]
+    assert drafts[0] != drafts[1]
+
+
+@pytest.fixture
+def pushed_run(run: Path, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trained run, of which a test changes something and pushes it with every hash in order."""
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    return run
+
+
+class BestReader(Hook):
+    """Read what a run says of its best result when it begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.found: list[dict[str, Any]] = []
+
+    def before_train(self) -> None:
+        self.found.append(json.loads(self._path.read_text()))
+
+
+def test_a_resume_from_the_hub_takes_neither_a_due_evaluation_nor_a_best_result_from_records(
+    pushed_run: Path, tmp_path: Path
+) -> None:
+    (pushed_run / "evaluations").mkdir()
+    for step in (8, 12):
+        (pushed_run / "evaluations" / f"{step:08d}.json").write_bytes(FORGED)
+    (pushed_run / "best.json").write_text(json.dumps({"step": 12, "metric": "evaluation.accuracy", "value": 1.0}))
+    push_run(pushed_run, REPO, strategy="every_save")
+    trainer = make_trainer(tmp_path / "new", resume_from_checkpoint=ADDRESS, num_epochs=3, accept_changes=True)
+    assert {path.name for path in (tmp_path / "new" / "evaluations").iterdir()} == {"00000008.json"}
+    reader, best_of_checkpoint = BestReader(tmp_path / "new" / "best.json"), trainer.state.best_metric_value
+    trainer.register_hooks([reader])
+    trainer.train()
+    assert trainer.state.global_step == 18
+    assert [(one["metric"], one["value"]) for one in reader.found] == [("train.loss", best_of_checkpoint)]
+
+
+def test_a_checkpoint_of_pointers_on_the_hub_is_refused_and_does_not_stay(pushed_run: Path, tmp_path: Path) -> None:
+    add_tensor(newest(pushed_run), "evil", torch.zeros(8, dtype=torch.uint8))
+    hostile = {"$array": {"tensor": "evil", "dtype": "|O", "shape": [1]}}
+    edit_state(newest(pushed_run), lambda sections: sections["extra"].update(measured=hostile))
+    push_run(pushed_run, REPO, strategy="every_save")
+    with pytest.raises(CheckpointError, match=r"dtype '\|O'"):
+        make_trainer(tmp_path / "new", resume_from_checkpoint=ADDRESS)
+    assert list((tmp_path / "new" / "checkpoints").iterdir()) == []

@@ -55,6 +55,23 @@ key = dist.HashStore()
 key.set(KEY, sys.argv[2])
 verify_peers(key if rank else store, rank, 2)
 """
+JOINING = """\
+from pathlib import Path
+from hezar_train.runtime.group import join_through_file
+
+join_through_file(Path("store"), on_cpu=True)
+"""
+IMPOSTOR = """\
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=1, world_size=2)
+word = torch.zeros(32, dtype=torch.uint8)
+if sys.argv[1] == "returns":
+    dist.recv(word, 0)
+dist.send(word, 0)
+"""
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -139,6 +156,44 @@ for port in {ports}:
     subprocess.run([sys.executable, "-c", script], cwd="/", check=True)
 
 
+FURTHER_GROUP = """\
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+from hezar_train.checkpoint import SavingGroup
+from hezar_train.runtime import group
+
+os.environ.update(RANK=sys.argv[1], WORLD_SIZE="2", LOCAL_RANK=sys.argv[1], LOCAL_WORLD_SIZE="2")
+group.join_through_file(Path("store"), on_cpu=True)
+if sys.argv[1:] == ["1", "guessed"]:  # somebody else at the end of a connection of the group that is made now
+    group._stores[0] = dist.HashStore()
+    group._stores[0].set(f"{group.KEY}.1", "guessed")
+print(SavingGroup.form().gather(os.environ["RANK"]))
+"""
+
+
+@pytest.mark.parametrize("key", ["guessed", "read"])
+def test_a_group_that_is_made_later_is_proven_too(tmp_path: Path, key: str) -> None:
+    variables = environment(GLOO_SOCKET_IFNAME="lo", ACCELERATE_USE_CPU="true")
+    peers = [
+        subprocess.Popen(
+            [sys.executable, "-c", FURTHER_GROUP, str(rank), key],
+            cwd=tmp_path,
+            env=variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]
+    words = [peer.communicate(timeout=120) for peer in peers]
+    if key == "read":
+        assert [one.strip() for one, _ in words] == ["['0', '1']"] * 2
+    else:
+        assert any("was connected to something that is not process" in one for _, one in words)
+        assert not any(one.strip() for one, _ in words)
+
+
 def test_a_process_that_cannot_read_the_key_is_not_taken_for_a_peer(tmp_path: Path) -> None:
     variables = environment(GLOO_SOCKET_IFNAME="lo")
     peers = [
@@ -153,3 +208,16 @@ def test_a_process_that_cannot_read_the_key_is_not_taken_for_a_peer(tmp_path: Pa
     ]
     words = [peer.communicate(timeout=120)[1] for peer in peers]
     assert any("was connected to something that is not process" in one for one in words)
+
+
+@pytest.mark.parametrize("deed", ["guesses", "returns"])
+def test_a_group_is_not_joined_with_who_guesses_a_word_or_returns_what_it_heard(tmp_path: Path, deed: str) -> None:
+    variables = environment(GLOO_SOCKET_IFNAME="lo", RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    given = {"cwd": tmp_path, "env": variables, "text": True, "stderr": subprocess.PIPE}
+    joining = subprocess.Popen([sys.executable, "-c", JOINING], **given)
+    impostor = subprocess.Popen([sys.executable, "-c", IMPOSTOR, deed], **given)
+    words = joining.communicate(timeout=120)[1]
+    impostor.kill()
+    impostor.communicate()
+    assert joining.returncode == 1
+    assert "process 0 was connected to something that is not process 1 of this run" in words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -21,11 +22,16 @@ from torch import Tensor, nn
 import hezar_train.cli
 from hezar_train import Trainer, TrainerConfig
 from hezar_train.checkpoint import Checkpointer
+from hezar_train.checkpoint.manifest import replace_file
 from hezar_train.cli.main import root
+from hezar_train.compat.lernomatic.keeping import write_file
+from hezar_train.config.files import write_atomically
 from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, printable
+from hezar_train.events import CSVWriter
 from hezar_train.hub.card import RunFacts, render_card
 from hezar_train.hub.client import _retry_after_seconds
 from hezar_train.hub.layout import SavedRun
+from hezar_train.launch import agent
 from hezar_train.runtime.console import make_visible
 from hezar_train.terminal import Progress, print_facts
 from hezar_train.trainer.predictions import PredictionFile
@@ -90,6 +96,17 @@ def test_a_folder_s_name_steers_no_terminal(command: str, tmp_path: Path) -> Non
     (folder / "train_config.yaml").write_text('"un\\eknown": 1\noutput_dir: x\n')
     _, output = output_of(command, str(folder))
     assert output
+    assert "\x1b" not in output
+    assert "\x07" not in output
+
+
+def test_the_command_line_s_own_errors_and_the_launcher_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = output_of("runs", "one", f"two{ESCAPE}")
+    assert code == 2
+    assert "two" in output
+    agent._print(f"process 1 failed first: {ESCAPE}")
+    output += capsys.readouterr().err
+    assert "failed first" in output
     assert "\x1b" not in output
     assert "\x07" not in output
 
@@ -182,6 +199,66 @@ def test_a_link_with_the_name_of_a_temporary_file_leads_nowhere(tmp_path: Path) 
         file.add(0, "cat")
     assert precious.read_text() == "mine"
     assert "cat" in (tmp_path / "out.jsonl").read_text()
+
+
+def _write_table(path: Path) -> None:
+    writer = CSVWriter(path)
+    writer.rebuild([])
+    writer.close()
+
+
+def _write_predictions(path: Path) -> None:
+    with PredictionFile(path.with_suffix(".jsonl")) as file:
+        file.add(0, "cat")
+
+
+def _save(path: Path) -> None:
+    Checkpointer(nn.Linear(2, 1), path.with_suffix("")).save("one")
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "small files": lambda path: write_atomically(path, "{}"),
+    "files of a round": lambda path: replace_file(path, [b"{}"]),
+    "tables": _write_table,
+    "predictions": _write_predictions,
+    "checkpoints": _save,
+    "files of lernomatic": lambda path: write_file(path.with_suffix(".pkl"), {"loss_iter": 3}),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_what_is_being_written_has_a_name_that_nobody_can_guess(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], object]
+) -> None:
+    drafts: list[str] = []
+    for call in (os.rename, os.replace):
+        monkeypatch.setattr(os, call.__name__, _noting(call, drafts))
+    write(tmp_path / "file.json")
+    first = [name for name in drafts if name.startswith(".")]
+    write(tmp_path / "file.json")
+    second = [name for name in drafts if name.startswith(".")][len(first) :]
+    assert first
+    assert not set(first) & set(second)
+
+
+def _noting(call: Callable[..., None], drafts: list[str]) -> Callable[..., None]:
+    def noted(source: Any, target: Any) -> None:
+        drafts.append(Path(source).name)
+        call(source, target)
+
+    return noted
+
+
+def test_a_link_with_a_guessed_name_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
+    (tmp_path / "precious").write_text("mine")
+    for name in (".plan.json.guessed.tmp", ".out.jsonl.guessed.tmp"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "plan.json", "{}")
+    with pytest.raises(FileExistsError):
+        PredictionFile(tmp_path / "out.jsonl")
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_a_superscript_is_no_number_of_seconds() -> None:

@@ -18,6 +18,7 @@ from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub.layout import SavedRun, stage
 from hezar_train.run_folder import RunFolderError, open_file, plain_path, read_file
 from hezar_train.run_layout import RunLayout, refuse_dirs_outside
+from hezar_train.trainer.run_files import RunFolder
 from tests.security.hostile import edit_state, make_trainer, newest, sealed
 
 
@@ -203,6 +204,22 @@ def test_retention_deletes_nothing_that_has_no_manifest_of_ours(run: Path, treas
     assert own.prune(keep=1, protect={20191}) == [4, 6, 8, 12]
     assert content(run / "checkpoints" / "3") == mine
     assert (run / "checkpoints" / ".tmp-of-mine-11").exists()
+
+
+def test_of_old_evaluations_nothing_but_pictures_is_deleted_and_nothing_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "photo.png").write_text("the only copy")
+    old = tmp_path / "run" / "evaluations" / "00000004"
+    old.mkdir(parents=True)
+    (old / "sample.png").write_text("a picture")
+    (old / "notes.txt").write_text("mine")
+    (old.parent / "00000005").symlink_to(tmp_path / "mine")
+    (old.parent / "00000008").mkdir()
+    (old.parent / "00000008" / "sample.png").write_text("of now")
+    RunFolder(tmp_path / "run").keep_pictures_of({8})
+    assert content(old) == {"notes.txt": "mine"}
+    assert content(tmp_path / "mine") == {"photo.png": "the only copy"}
+    assert content(old.parent / "00000008") == {"sample.png": "of now"}
 
 
 @pytest.mark.parametrize("name", ["checkpoints_dir", "logs_dir"])

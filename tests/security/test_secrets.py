@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import yaml
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, HubError
 from hezar_train.events import read_rows
 from hezar_train.hub.client import refuse_secrets
 from hezar_train.hub.layout import SavedRun, stage
-from hezar_train.hub.push import HubRecord, PushOutcome
+from hezar_train.hub.push import HubRecord, PushOutcome, push_run
 from hezar_train.recipes import load_recipe
+from hezar_train.trainer.environment import command_line
+from tests.hub.conftest import hub as hub  # noqa: PLC0414 - the fixture
+from tests.hub.runs import LOGS, REPO, finished_run
+from tests.hub.server import LoopbackHub
 from tests.security.hostile import make_trainer, newest
 
 TOKEN = "hf_" + "aB3" * 11
@@ -34,6 +42,13 @@ RECIPE = "def build(data: str = '', **options): ...\n"
         {"generation_kwargs": {"password": 83419276}},
         {"hub_card": {"license_link": "https://me:hunter2@example.org/x"}},
         {"init_weights_from": f"https://example.org/{TOKEN}"},
+        {"generation_kwargs": {"apiKey": "anything"}},
+        {"generation_kwargs": {"API-KEY": "anything"}},
+        {"generation_kwargs": {"HF Token": "anything"}},
+        {"generation_kwargs": {"dbPassword": "anything"}},
+        {"generation_kwargs": {"Authorization": "Basic anything"}},
+        {"generation_kwargs": {"bot_token": "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw"}},
+        {"hub_card": {"license_link": "https://0123456789abcdefABCDEF@example.org/x"}},
     ],
 )
 def test_a_config_that_holds_a_secret_is_not_built_and_does_not_quote_it(fields: dict[str, object]) -> None:
@@ -65,6 +80,7 @@ def test_the_value_of_a_variable_that_is_named_like_a_secret_is_refused_whatever
 @pytest.mark.parametrize(
     "options",
     [
+        {"sort_key": "length", "metric_key": "eval_accuracy_top1", "image_token": "<|image_placeholder|>"},
         {"pad_token": "[PAD]", "eos_token": "</s>", "text_column": "tokens", "max_tokens": 64, "token_dropout": 0.1},
         {"token": True, "data": "https://example.org/a:b", "model": "hf_transformers/bert", "token_type": "word"},
     ],
@@ -86,6 +102,29 @@ def test_a_push_with_a_secret_in_one_of_its_files_is_refused(tmp_path: Path, mon
     refuse_secrets({"README.md": b"all is well"})
 
 
+@pytest.mark.parametrize("place", ["evaluations/00000005.json", f"logs/{LOGS}/metrics.json", "environment.json"])
+def test_a_run_with_a_secret_in_one_of_its_files_is_not_pushed(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", "correct horse")
+    run = finished_run(tmp_path / "run")
+    with (run.root / place).open("a") as file:
+        file.write('{"note": "it is correct horse"}\n')
+    with pytest.raises(HubError, match=rf"{Path(place).name} is not pushed.* it holds MY_SERVICE_PASSWORD"):
+        push_run(run.root, REPO)
+    assert not hub.files(REPO)
+
+
+@pytest.mark.parametrize(("secret", "is_one"), [("8letters", True), ("7letter", False)])
+def test_a_secret_has_eight_characters_or_more(monkeypatch: pytest.MonkeyPatch, secret: str, is_one: bool) -> None:
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", secret)
+    with pytest.raises(ConfigError, match="MY_SERVICE_PASSWORD") if is_one else nullcontext():
+        TrainerConfig("run", optimizer_kwargs={"note": f"it is {secret}."})
+    with pytest.raises(HubError, match="MY_SERVICE_PASSWORD") if is_one else nullcontext():
+        refuse_secrets({"README.md": f"it is {secret}.".encode()})
+
+
 @pytest.mark.parametrize(
     "written", [json.dumps, lambda text: json.dumps(text, ensure_ascii=False), quote, repr], ids=range(4)
 )
@@ -96,6 +135,52 @@ def test_a_secret_is_found_however_a_file_writes_it(
     monkeypatch.setenv("MY_SERVICE_PASSWORD", secret)
     with pytest.raises(HubError, match="MY_SERVICE_PASSWORD"):
         refuse_secrets({"train/state.json": written(secret).encode()})
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["PGPASSWORD", "MYSQL_PWD", "SSHPASS", "GPG_PASSPHRASE", "SIGNING_PRIVATE_KEY", "AZURE_KEY", "GITHUB_PAT"],
+)
+def test_a_variable_is_known_as_a_secret_by_any_usual_name(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "0f1e2d3c4b5a69788796a5b4c3d2e1f0")
+    with pytest.raises(ConfigError, match=f"the value of {variable}"):
+        TrainerConfig("run", optimizer_kwargs={"note": "0f1e2d3c4b5a69788796a5b4c3d2e1f0"})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda secret: yaml.safe_dump({"note": f"{'word ' * 14}{secret}"}),
+        lambda secret: yaml.safe_dump({"note": secret + "'"}),
+        html.escape,
+        lambda secret: secret.replace("_", "\\_").replace("*", "\\*"),
+        lambda secret: f"{secret[:9]}\n    {secret[9:]}",
+        lambda secret: base64.b64encode(f"x{secret}".encode()).decode(),
+        lambda secret: base64.b64encode(f"{secret}yz".encode()).decode(),
+    ],
+    ids=range(7),
+)
+def test_a_secret_is_found_over_lines_escaped_and_in_base64(
+    monkeypatch: pytest.MonkeyPatch, written: Callable[[str], str]
+) -> None:
+    secret = "it's correct_horse & battery*staple"
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", secret)
+    with pytest.raises(HubError, match="MY_SERVICE_PASSWORD"):
+        refuse_secrets({"train/notes.txt": written(secret).encode()})
+    refuse_secrets({"train/notes.txt": b"It is correct that a horse needs no battery"})
+
+
+def test_the_command_of_a_run_is_kept_without_the_secrets_that_were_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_PASSWORD", "correct horse")
+    typed = [
+        "/home/me/train.py", "--lr", "0.1", "--password", "hunter2", "--api-key=abc", "data.dbPassword=x y",
+        "--verbose",
+        "--token", "t0k", "sk-" + "a1" * 12, "https://me:pw@example.org/x", "--note", "correct horse", "--tokens", "64",
+    ]  # fmt: skip
+    assert command_line(typed) == (
+        "python train.py --lr 0.1 --password *** --api-key=*** data.dbPassword=*** --verbose --token *** '***' "
+        "'https://***@example.org/x' --note '***' --tokens 64"
+    )
 
 
 def test_a_name_or_a_message_with_a_secret_is_not_pushed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import py_compile
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 from hezar_train.cli import root
 from hezar_train.errors import ConfigError
 from hezar_train.recipes import import_recipe, load_recipe, load_run, recipe_of_hash
+from hezar_train.recipes.recipe import hash_of
 from hezar_train.recipes.trust import is_shipped, remember, trust_file
 
 RECIPE = """\
@@ -103,12 +105,18 @@ def test_trust_is_asked_for_once_and_one_command_resumes_a_run_of_ones_own(invok
     assert not list(Path("runs").rglob("trusted.json"))
 
 
-def test_a_recipe_planted_above_a_run_is_not_run(invoke: Invoke, gift: Path) -> None:
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_recipe_planted_above_a_run_is_not_run(invoke: Invoke, gift: Path, is_recorded: bool) -> None:
     shutil.rmtree("recipes")
     Path("recipes/sums").mkdir(parents=True)
     Path("recipes/sums/recipe.py").write_text(RECIPE + "\nPath('planted').touch()\n")
+    if is_recorded:
+        record = json.loads((gift / "recipe.json").read_text())
+        sha256 = hash_of(Path("recipes/sums"))
+        (gift / "recipe.json").write_text(json.dumps({**record, "sha256": sha256}))
     refused = invoke("evaluate", str(gift))
     assert refused.exit_code == 2
+    assert "you have not trained with that recipe on this machine" in refused.stderr
     assert not Path("planted").exists()
 
 
@@ -123,7 +131,66 @@ def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke:
     assert "has changed since this run began (recipe.py)" in refused.stderr
     assert "--trust" in refused.stderr
     assert not Path("changed").exists()
+    remember(load_recipe("sums"))  # another run was trained with it as it is now; these weights were not
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "so it is not what these weights were trained with" in refused.stderr
+    assert not Path("changed").exists()
     assert invoke(*COMMANDS[command], "--trust", input="1 2\n").exit_code == 0
+
+
+OLD_HASH = "the recipe's hash when it was mine"
+NEW_HASH = "its hash now"
+
+
+@pytest.mark.parametrize("claimed", [OLD_HASH, NEW_HASH, "that of recipe.py alone", None])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_another_recipe_where_a_trusted_one_was_is_not_run_whatever_the_run_says_of_it(
+    invoke: Invoke, gift: Path, command: str, claimed: str | None
+) -> None:
+    remember(load_recipe("sums"))
+    old, home = json.loads((gift / "recipe.json").read_text()), Path("recipes/sums")
+    (home / "recipe.py").write_text(RECIPE + "\nPath('planted').touch()\n")
+    hashes = {OLD_HASH: old["sha256"], NEW_HASH: load_recipe("sums").record()["sha256"], None: None}
+    hashes["that of recipe.py alone"] = hashlib.sha256((home / "recipe.py").read_bytes()).hexdigest()
+    (gift / "recipe.json").write_text(json.dumps({**old, "sha256": hashes[claimed], "parts": None}))
+    refused = invoke(*(one for one in COMMANDS[command] if one != "accept_changes=true"), input="1 2\n")
+    assert refused.exit_code == 2
+    assert "has changed since this run began" in refused.stderr or "you have not trained with" in refused.stderr
+    assert not Path("planted").exists()
+    trusted = ["accept_changes=true"] if command == "resume" else []
+    allowed = invoke(*COMMANDS[command], *trusted, "--trust", input="1 2\n")
+    assert Path("planted").exists(), allowed.stderr
+
+
+@pytest.mark.parametrize("recorded", ["as it is now", "as nothing is"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_recipe_that_took_the_place_of_one_that_i_trust_is_not_run(
+    invoke: Invoke, gift: Path, command: str, recorded: str
+) -> None:
+    remember(load_recipe("sums"))
+    with Path("recipes/sums/recipe.py").open("a") as file:
+        file.write("\nPath('exchanged').touch()\n")
+    sha256 = hash_of(Path("recipes/sums")) if recorded == "as it is now" else "0" * 64
+    record = json.loads((gift / "recipe.json").read_text())
+    (gift / "recipe.json").write_text(json.dumps({**record, "sha256": sha256}))
+    refused = invoke(*(one for one in COMMANDS[command] if one != "accept_changes=true"), input="1 2\n")
+    assert refused.exit_code == 2
+    assert "you have not trained with" in refused.stderr
+    assert "--trust" in refused.stderr
+    assert not Path("exchanged").exists()
+
+
+@pytest.mark.parametrize("name", ["logs_dir", "checkpoints_dir"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_config_of_a_run_leads_no_command_out_of_it(invoke: Invoke, gift: Path, command: str, name: str) -> None:
+    remember(load_recipe("sums"))
+    config = gift / "train_config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), name: str(gift.parents[1] / "elsewhere")}))
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "leads out of" in refused.stderr
+    assert not Path("elsewhere").exists()
 
 
 @pytest.mark.parametrize(
@@ -133,6 +200,9 @@ def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke:
         {"optimizer": "os.path.join"},
         {"criterion": "os.getcwd"},
         {"regularizer": "os.getcwd"},
+        {"momentum_scheduler": "os.getcwd"},
+        {"finetune_optimizer": "os.getcwd"},
+        {"finetune_lr_scheduler": "os.getcwd"},
         {"metrics": ["evaluate:gift/m.py"]},
         {"metrics": [{"name": "evaluate:gift/m.py"}]},
         {"generation_kwargs": {"custom_generate": "me/model"}},

@@ -548,7 +548,7 @@ class TestReports:
 
     def test_what_is_listed_of_a_long_sequence_is_bounded(self) -> None:
         worst = WorstSamples()
-        worst.add(0, torch.ones(2), torch.zeros(2, 5000, dtype=torch.long), torch.zeros(2, 5000, dtype=torch.long))
+        worst.add([0, 1], torch.ones(2), torch.zeros(2, 5000, dtype=torch.long), torch.zeros(2, 5000, dtype=torch.long))
         assert [len(sample["target"]) for sample in worst.listed()] == [MOST_PLACES_SHOWN] * 2
 
     def test_a_result_that_is_no_number_is_never_the_best(self, toy: Build, rows: Any) -> None:

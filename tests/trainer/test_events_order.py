@@ -344,6 +344,73 @@ class TestRequests:
         toy(hooks=[Asking()], gradient_accumulation_steps=2, num_epochs=2).train()
         assert saved_steps() == [4, 5, 10]
 
+    def test_a_save_that_nobody_would_write_is_refused(self, toy: Build) -> None:
+        class Asking(Hook):
+            def after_step(self) -> None:
+                self.trainer.request_save()
+
+        with pytest.raises(HookError, match=r"save_enabled=False: none would be written. Take the request out"):
+            toy(hooks=[Asking()], save_enabled=False).train()
+
+    def test_a_trainer_that_only_evaluates_is_not_asked_for_a_save(self, rows: Any, tmp_path: Path) -> None:
+        trainer = Trainer(TrainerConfig(tmp_path), torch.nn.Linear(4, 3), eval_dataset=rows(4))
+        with pytest.raises(HookError, match="this trainer has no training data, and so saves none"):
+            trainer.request_save()
+
+    def test_a_save_is_refused_where_nothing_falls_due_any_more(self, toy: Build, saved_steps: Any) -> None:
+        class Asking(Hook):
+            def after_train(self) -> None:
+                self.trainer.request_save()
+
+        words = r"the last update of this call of train\(\) is done and saved. Ask for it before: at on_epoch_end"
+        with pytest.raises(HookError, match=words):
+            toy(hooks=[Asking()]).train()
+        done = toy(out="done")
+        done.train()
+        with pytest.raises(HookError, match=words):
+            done.request_save()
+        assert saved_steps("done") == [5]
+
+    def test_a_save_that_the_last_evaluation_asks_for_is_that_of_its_update(
+        self, toy: Build, rows: Any, saved_steps: Any
+    ) -> None:
+        class Asking(Hook):
+            modes = frozenset({Mode.VAL})
+
+            def after_train(self) -> None:
+                self.trainer.request_save()
+
+        trainer = toy(hooks=[Asking()], eval_dataset=rows(4), local_update_steps=2)
+        trainer.train()
+        trainer.train()
+        assert saved_steps() == [2, 4]  # and none at 3, the first update of the second call
+
+    @pytest.mark.parametrize("evaluates", [False, True])
+    @pytest.mark.parametrize("when", ["before train()", "on_fit_start", "on_epoch_start"])
+    def test_a_run_that_is_stopped_before_its_first_step_has_no_loss_and_no_best(
+        self, when: str, evaluates: bool, toy: Build, rows: Any, tmp_path: Path
+    ) -> None:
+        trainer = toy(
+            eval_dataset=rows(4) if evaluates else None, metric_for_best_model="train.loss",
+            stop_when="train.loss <= 0.1",
+        )  # fmt: skip
+        if when == "before train()":
+            trainer.request_stop("before")
+        else:
+            trainer.register_hook_in_train(lambda _: trainer.request_stop("before"), when)
+        metrics = trainer.train().metrics
+        assert "train.loss" not in metrics
+        assert ("evaluation.loss" in metrics) == (evaluates and when == "on_epoch_start")  # an epoch's end was there
+        assert (trainer.state.global_step, trainer.state.best_metric_value) == (0, None)
+        assert not any('"train.loss"' in path.read_text() for path in tmp_path.glob("run/logs/*/metrics.json"))
+        assert "train.loss" not in trainer.train().metrics  # it is done
+
+    def test_a_save_may_be_asked_for_before_the_first_step(self, toy: Build, saved_steps: Any) -> None:
+        trainer = toy()
+        trainer.request_save()
+        trainer.train()
+        assert saved_steps() == [1, 5]
+
     def test_a_save_is_asked_for_once(self, toy: Build, saved_steps: Any) -> None:
         class Asking(Hook):
             def after_step(self) -> None:

@@ -424,3 +424,34 @@ def test_a_crnn_of_hezar_is_evaluated_by_generate_in_bf16(toy: Build) -> None:
     full = toy(out="full", **shared).evaluate()
     assert half["cer"] == full["cer"]  # generation is in full precision, the loss is not
     assert half["loss"] == pytest.approx(full["loss"], rel=0.05)
+
+
+def _conversation(tokenizer: Any, count: int) -> dict[str, list[int]]:
+    """Return a sample of so many words that are asked, and an answer of two."""
+    ids = (tokenizer.encode(" ".join(TEXTS)) * 2)[: count + 2]
+    return {"input_ids": ids, "labels": [IGNORED] * count + ids[count:]}
+
+
+def test_a_decoder_is_asked_without_the_answer_and_its_new_tokens_alone_are_compared(
+    transformers: Any, tokenizer: Any
+) -> None:
+    from hezar_train.data import PackingDataCollator
+    from hezar_train.trainer.generation import generator_of
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_positions=32, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config).eval()
+    samples = [_conversation(tokenizer, count) for count in (3, 6)]
+    generate = generator_of(model, {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False})
+    written = generate(PackingDataCollator().padded(samples))
+    for row, count, sample in zip(written, (3, 6), samples, strict=True):
+        prompt = torch.tensor([sample["input_ids"][:count]])
+        alone = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4,
+                               min_new_tokens=4, do_sample=False)  # fmt: skip
+        assert row.tolist() == alone[0, count:].tolist()
+    two = {"input_ids": samples[0]["input_ids"] * 2, "labels": samples[0]["labels"] * 2}
+    with pytest.raises(DataError, match=r"several answers; expected one.*answers='last'"):
+        generate(PackingDataCollator().padded([two]))

@@ -88,11 +88,11 @@ class SmallRun:
         for span in self.plan.windows(state.position, self.plan.total_steps - state.global_step):
             if self.fit.ends:
                 return
-            ctx.window = Window(span.first, span.count, span.ends_epoch, [])
+            ctx.step.window = Window(span.first, span.count, span.ends_epoch, [])
             for number in range(span.num_steps):
                 state.global_step += 1
-                ctx.closes_window = number == span.num_steps - 1
-                ctx.applied = ctx.closes_window and state.global_step not in self.skipped
+                ctx.step.closes_window = number == span.num_steps - 1
+                ctx.step.applied = ctx.closes_window and state.global_step not in self.skipped
                 state.update_step += ctx.applied
                 self.on.get(("step", state.global_step), lambda: None)()
                 self.due.at_batch_end(ctx)
@@ -294,7 +294,7 @@ class AskedElsewhere(Processes):
     def sum(self, values: Sequence[Any]) -> list[float]:
         self._talks += 1
         self._run().done.append(f"agree {self._run().state.update_step}")
-        return [values[0] + (self._talks == self._stop_at), values[1] + (self._talks == self._save_at)]
+        return [values[0] + (self._talks == self._stop_at), values[1] + (self._talks == self._save_at), *values[2:]]
 
     def gather(self, value: Any) -> list[Any]:
         return [value, "asked elsewhere"]

@@ -144,7 +144,7 @@ class TestEveryFactoring:
         assert_equal_updates(
             lambda size, steps: tagging(
                 out=f"{size}", model=Causal(), batch_size=size, gradient_accumulation_steps=steps,
-                task="language_modeling", loss_weight=None,
+                task="language_modeling", loss_weight=None, criterion=None,
             )
         )  # fmt: skip
 

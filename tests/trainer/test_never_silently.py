@@ -38,9 +38,11 @@ REMOVED = (
 )  # fmt: skip
 ASSIGNED = (
     "loss", "loss_batch", "loss_task", "data_batch", "grad_clip", "model", "optimizer", "num_samples",
-    "regularizer", "criterion", "mine",
+    "regularizer", "criterion", "closes_window", "cur_batch_i", "window", "mine",
 )  # fmt: skip
-REFUSED = frozenset({"model", "optimizer", "num_samples", "regularizer", "criterion"})
+REFUSED = frozenset(
+    {"model", "optimizer", "num_samples", "regularizer", "criterion", "closes_window", "cur_batch_i", "window"}
+)
 REQUIRED = frozenset({"count", "keep_place", "due"})
 MOMENTS = {
     "seed": "on_batch_start", "prepare_input": "on_batch_start", "forward": "on_batch_forward",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -134,6 +134,65 @@ class TestSteps:
         assert "backward" not in vars(own.accelerator)
 
 
+class TestLengthOfAnEpoch:
+    """A progress bar over an epoch's batches ends with them."""
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({"num_epochs": 2}, [5, 5]),
+            ({"num_epochs": 2, "max_steps": 7}, [5, 2]),
+            ({"num_epochs": 2, "gradient_accumulation_steps": 2, "max_steps": 7}, [5, 2]),
+            ({"local_update_steps": 7}, [5, 2]),
+            ({"local_update_steps": 3, "global_batch_size": 4}, [3]),
+        ],
+    )
+    def test_what_is_told_is_what_is_walked(self, settings: dict[str, Any], expected: list[int], toy: Build) -> None:
+        trainer = toy(Measured, **settings)
+        trainer.train()
+        assert trainer.told == trainer.walked == expected  # type: ignore[attr-defined]
+
+    def test_after_a_resume_it_is_that_of_the_rest(self, toy: Build) -> None:
+        toy(Measured, max_steps=3).train()
+        resumed = toy(Measured, resume_from_checkpoint=True, accept_changes=True)
+        resumed.train()
+        assert resumed.told == resumed.walked == [2]  # type: ignore[attr-defined]
+
+    def test_hooks_that_shorten_an_epoch_shorten_its_length(self, toy: Build) -> None:
+        trainer = toy(Measured, num_epochs=2)
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, "num_train_batch", 3), "on_fit_start")
+        trainer.train()
+        assert trainer.told == trainer.walked == [3, 3]  # type: ignore[attr-defined]
+
+
+class Measured(Trainer):
+    """Note how long each epoch says that it is, and how long it was."""
+
+    def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+        with self.parts.loop.epoch_batches(epoch_num) as batches:
+            steps = [(len(batches), self.run_step()) for _ in batches]
+        self.told = [*getattr(self, "told", []), steps[0][0]]
+        self.walked = [*getattr(self, "walked", []), len(steps)]
+        assert {told for told, _ in steps} == {steps[0][0]}  # the same while it is walked
+        return {}
+
+
+class TestWrappedSteps:
+    def test_a_step_that_is_wrapped_after_the_trainer_was_built_is_called(self, toy: Build) -> None:
+        plain, wrapped = toy(out="plain"), toy()
+        calls: list[int] = []
+
+        def timed(*given: Any, **named: Any) -> Any:
+            calls.append(wrapped.state.global_step)
+            return own(*given, **named)
+
+        own = wrapped.optimizer.step
+        wrapped.optimizer.step = timed  # type: ignore[method-assign]
+        wrapped.train()
+        assert calls == [0, 1, 2, 3, 4]
+        assert weights_of(wrapped) == weights_of(trained(plain))
+
+
 class TestParameterGroups:
     def test_a_group_that_is_added_while_it_trains_is_clipped_and_freed_like_the_others(self, toy: Build) -> None:
         class Late(nn.Module):
@@ -157,6 +216,50 @@ class TestParameterGroups:
         assert moved.norm() == pytest.approx(1e-3, rel=1e-2)
         assert all(one.grad is None for one in model.parameters())
 
+    @pytest.mark.parametrize("accumulation", [1, 2])
+    @pytest.mark.parametrize(
+        ("moment", "step"), [("on_fit_start", 0), ("on_epoch_start", 5), ("on_update", 4), ("on_gradients", 4)]
+    )
+    def test_a_parameter_that_is_added_to_a_group_is_trained_like_the_others(
+        self, moment: str, step: int, accumulation: int, toy: Build
+    ) -> None:
+        class Shifted(nn.Linear):
+            def __init__(self) -> None:
+                super().__init__(4, 3)
+                self.shift = nn.Parameter(torch.zeros(3))  # has a gradient also while nothing trains it
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x) + self.shift
+
+        model = Shifted()
+        optimizer = torch.optim.SGD([model.weight, model.bias], lr=1.0)
+        trainer = toy(
+            model=model, optimizer=optimizer, max_grad_norm=0.1, num_epochs=2, gradient_accumulation_steps=accumulation
+        )
+
+        def add(ctx: Context) -> None:
+            params = optimizer.param_groups[0]["params"]
+            if ctx.state.global_step >= step and len(params) == 2:
+                params.append(model.shift)
+                seen.clear()
+
+        seen: list[tuple[float, float]] = []
+
+        def look(_: Context) -> None:  # what is added to the bias has the bias's gradient
+            assert model.shift.grad is not None
+            assert model.bias.grad is not None
+            total = torch.stack([one.grad.norm() for one in model.parameters() if one.grad is not None]).norm()
+            seen.append((float(total), float((model.shift.grad - model.bias.grad).abs().max())))
+
+        trainer.register_hook_in_train(add, moment)
+        trainer.register_hook_in_train(look, "on_update", base_hook="step")
+        trainer.train()
+        assert len(seen) > 1
+        assert all(clipped <= 0.1 + 1e-5 for clipped, _ in seen)
+        late = moment == "on_gradients"  # in the window that it came in, it still has what was added up before
+        assert all(difference < 1e-6 for _, difference in seen[late:])
+        assert model.shift.grad is None
+
 
 class TestContext:
     def default_and_changed(self, toy: Build, change: Any, moment: str = "on_batch_forward") -> tuple[Any, Any]:
@@ -177,6 +280,51 @@ class TestContext:
 
         _, changed = self.default_and_changed(toy, empty, "on_batch_start")
         assert changed.model.layer.weight.tolist() == toy(out="untrained").model.layer.weight.tolist()  # type: ignore[union-attr, operator]
+
+    @pytest.mark.parametrize(
+        ("moment", "name", "value", "instead"),
+        [
+            ("on_batch_end", "closes_window", False, "The loop sets it"),
+            ("on_batch_start", "cur_batch_i", 100, "The loop counts it"),
+            ("on_update", "applied", False, "The optimizer has stepped"),
+            ("on_batch_end", "applied", False, "The update is counted"),
+            ("on_batch_end", "loss_value", 3.0, "The update is counted: assign it at on_update"),
+            ("on_batch_backward", "loss", torch.zeros(()), "assign it at on_batch_forward"),
+            ("on_batch_backward", "loss_batch", torch.zeros(()), "assign it at on_batch_forward"),
+            ("on_batch_end", "loss_task", torch.zeros(()), "assign it at on_batch_forward"),
+            ("on_gradients", "grad_norm", 1e9, "after='guard'"),
+            ("on_gradients", "loss_value", 5.0, "after='guard'"),
+            ("on_epoch_start", "num_train_batch", 2, "assign it at on_fit_start"),
+            ("on_fit_start", "num_train_batch_last_epoch", 2, "It follows from ctx.num_total_train_batch"),
+            ("on_epoch_start", "mode", "val", "The routine sets it"),
+        ],
+    )  # fmt: skip
+    def test_what_the_loop_would_not_use_any_more_is_refused(
+        self, moment: str, name: str, value: Any, instead: str, toy: Build
+    ) -> None:
+        trainer = toy()
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, name, value), moment)
+        with pytest.raises(
+            HookError, match=rf"ctx\.{name.replace('_batch', '(_batch)?')}.*would change nothing.*{instead}"
+        ):
+            trainer.train()
+
+    def test_what_is_known_of_an_update_is_refused_inside_its_window(self, toy: Build) -> None:
+        trainer = toy(gradient_accumulation_steps=2)
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, "loss_value", 1.0), "on_batch_backward")
+        with pytest.raises(HookError, match=r"ctx\.loss_value .* assign it where ctx\.closes_window"):
+            trainer.train()
+
+    def test_a_norm_and_a_loss_that_are_assigned_after_the_guard_are_used(self, toy: Build) -> None:
+        def look(ctx: Context) -> None:
+            ctx.grad_norm, ctx.loss_value = 1e9, 5.0
+
+        trainer = toy(max_grad_norm=1.0, optimizer="sgd")
+        trainer.hooks_in_train.register(look, "on_update", after="guard")
+        before = weights_of(trainer)
+        trainer.train()
+        assert weights_of(trainer) == pytest.approx(before, abs=1e-6)  # clipped as if the norm were that
+        assert trainer.state.loss_tracker_avg == 5.0
 
     def test_a_limit_of_the_gradients_that_is_assigned_is_used(self, toy: Build) -> None:
         def limit(ctx: Context) -> None:
@@ -451,3 +599,70 @@ def test_the_state_of_a_hook_that_is_gone_is_told(toy: Any, caplog: pytest.LogCa
     first.train()
     toy(num_epochs=2, resume_from_checkpoint=True, accept_changes=True).train()
     assert "holds the state of Counting, which this trainer does not have" in caplog.text
+
+
+def test_a_hook_may_call_an_attribute_kept(toy: Build) -> None:
+    class Keeping(Hook):
+        def __init__(self) -> None:
+            self.kept, self.number = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"number": 3}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.number = state["number"]
+
+    toy(hooks=[Keeping()]).train()
+    hook = Keeping()
+    toy(hooks=[hook], num_epochs=2, resume_from_checkpoint=True)
+    assert hook.number == 3
+
+
+class TestHooksWhileTheyRun:
+    """What runs is decided when a routine begins; a change that would wait for the next call is refused."""
+
+    CHANGES: ClassVar[dict[str, Callable[[Trainer], object]]] = {
+        "register_hooks": lambda trainer: trainer.register_hooks([Watcher()]),
+        "register_hook_in_train": lambda trainer: trainer.register_hook_in_train(print, "on_batch_end"),
+        "append": lambda trainer: trainer.hooks_in_train["on_batch_end"].append(print),
+        "assign": lambda trainer: trainer.hooks_in_train["on_batch_forward"].__setitem__(0, print),
+        "replace": lambda trainer: trainer.replace_hook_in_train(print, "on_update", "clip"),
+        "remove": lambda trainer: trainer.reset_hook_in_train("on_update", "clip"),
+        "clear": lambda trainer: trainer.reset_hook_in_train("on_update"),
+    }
+
+    @pytest.mark.parametrize("moment", ["on_fit_start", "on_epoch_start", "on_batch_end", "on_fit_end"])
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_a_change_is_refused_and_leaves_everything_as_it_was(self, change: str, moment: str, toy: Build) -> None:
+        trainer = toy(num_epochs=2)
+        trainer.register_hook_in_train(lambda _: self.CHANGES[change](trainer), moment, insert_pos=0)
+        before, kept = str(trainer.hooks_in_train), list(trainer.parts.checkpointing.hooks)
+        with pytest.raises(HookError, match="while the routine that they belong to runs"):
+            trainer.train()
+        assert (str(trainer.hooks_in_train), trainer.parts.checkpointing.hooks) == (before, kept)
+        self.CHANGES[change](trainer)  # it has ended, however it did
+
+    def test_hooks_of_another_routine_may_be_changed(self, toy: Build, rows: Any) -> None:
+        seen: list[int] = []
+        trainer = toy(num_epochs=2, eval_dataset=rows(4))
+
+        def add(ctx: Context) -> None:
+            if ctx.state.epoch == 2:
+                trainer.register_hook_in_eval(lambda ctx: seen.append(ctx.state.global_step), "on_batch_end")
+
+        trainer.register_hook_in_train(add, "on_epoch_start")
+        trainer.train()
+        assert seen == [10]
+
+    def test_an_object_without_moments_may_be_kept_in_checkpoints_from_now_on(self, toy: Build) -> None:
+        trainer, kept = toy(), nn.Linear(1, 1)
+        trainer.register_hook_in_train(lambda _: trainer.register_for_checkpointing("mine", kept), "on_fit_start")
+        trainer.train()
+        assert [one.name for one in trainer.parts.checkpointing.hooks] == ["checkpointed.mine"]
+
+
+class Watcher(Hook):
+    def after_step(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"is": "kept"}

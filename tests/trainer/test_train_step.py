@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from hezar_train import Hook, Moment, Trainer, TrainerConfig
-from hezar_train.errors import DataError, HookError
+from hezar_train.errors import ConfigError, DataError, HookError
 from hezar_train.types import Mode
 
 Build = Callable[..., Trainer]
@@ -197,7 +197,45 @@ class TestLoss:
         return trainer.train().metrics["train.loss"]
 
     def test_the_models_own_comes_first(self, toy: Build) -> None:
-        assert self.loss(toy(model=self.Full(own=True))) == 1.0
+        assert self.loss(toy(model=self.Full(own=True), criterion=None)) == 1.0
+
+    def test_a_criterion_beside_it_is_refused_because_nobody_would_call_it(self, toy: Build) -> None:
+        with pytest.raises(
+            ConfigError, match=r"the model has a compute_loss\(\) of its own.*never be called. Take `cr"
+        ):
+            toy(model=self.Full(own=True))
+
+    def test_a_run_that_began_with_both_goes_on(self, toy: Build, caplog: pytest.LogCaptureFixture) -> None:
+        class Both(Trainer):  # as an earlier version let it in
+            def compute_loss(self, *given: Any, **more: Any) -> torch.Tensor:
+                return super().compute_loss(*given, **more)
+
+        toy(Both, model=self.Full(own=True)).train()
+        resumed = toy(model=self.Full(own=True), num_epochs=2, resume_from_checkpoint=True)
+        assert "the criterion would never be called" in caplog.text
+        assert self.loss(resumed) == 1.0
+
+    @pytest.mark.parametrize("name", ["model_outputs", "self"])
+    def test_a_key_that_is_an_argument_of_compute_loss_is_refused(self, name: str, toy: Build, rows: Any) -> None:
+        data = [{**row, name: 1.0} for row in rows()]
+        with pytest.raises(
+            DataError, match=f"the key {name}, which is the name of an argument of.*another name in the da"
+        ):
+            toy(train_dataset=data).train()
+
+    def test_what_an_own_forward_returned_is_left_as_it_is(self, toy: Build) -> None:
+        kept: dict[str, Any] = {}
+
+        class Keeping(Trainer):
+            def forward(self, batch: Any) -> dict[str, Any]:
+                kept["logits"] = self.model(batch["x"])
+                return kept
+
+        trainer, seen = toy(Keeping), []
+        trainer.register_hook_in_train(lambda ctx: seen.append(sorted(ctx.outputs)), "on_batch_end")
+        trainer.train()
+        assert sorted(kept) == ["logits"]
+        assert seen == [["logits", "loss"]] * 5
 
     def test_then_the_criterion(self, toy: Build) -> None:
         model = self.Full(own=False)
@@ -617,6 +655,18 @@ class TestOverridesThatGoTheirOwnWay:
 
 
 class TestModelsWithoutAProtocol:
+    def test_an_argument_by_position_alone_cannot_be_given_by_name(self, toy: Build, rows: Any) -> None:
+        class Positional(nn.Linear):
+            def forward(self, x: torch.Tensor, /) -> torch.Tensor:
+                return super().forward(x)
+
+        with pytest.raises(
+            DataError, match=r"takes x by position only.* Take the '/' out of forward\(\), or make the sam"
+        ):
+            toy(model=Positional(4, 3)).train()
+        tuples = [(row["x"], row["labels"]) for row in rows()]
+        assert toy(model=Positional(4, 3), train_dataset=tuples, out="tuples").train().num_samples == 20
+
     def test_five_lines_are_enough(self, tmp_path: Path) -> None:
         data = [{"input": torch.randn(4), "labels": number % 3} for number in range(20)]
         config = TrainerConfig(tmp_path, batch_size=4, criterion="CrossEntropyLoss")

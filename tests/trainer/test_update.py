@@ -282,6 +282,18 @@ class TestSkippedUpdates:
         lines = list(Ledger.read(tmp_path / "run/ledger.jsonl"))
         assert [(line.first, line.count) for line in lines] == [(0, 4), (4, 4), (8, 4), (12, 4), (16, 4)]
 
+    def test_a_skipped_update_is_not_counted_without_the_guard_either(self, scaled: Build) -> None:
+        trainer = scaled(2)
+        trainer.reset_hook_in_train("on_update", "guard")
+        trainer.train()
+        assert (trainer.state.global_step, trainer.state.update_step) == (5, 4)
+
+    def test_an_update_without_the_guard_that_spoils_the_weights_says_who_applied_it(self, toy: Build) -> None:
+        trainer = toy(learning_rate=1e38)
+        trainer.reset_hook_in_train("on_update", "guard")
+        with pytest.raises(NonFiniteError, match="it was applied, because the hook `guard` was taken out"):
+            trainer.train()
+
     def test_without_a_scaler_an_infinite_gradient_stops_the_run(self, toy: Build) -> None:
         trainer = toy(hooks=[Overflow(3)])
         with pytest.raises(NonFiniteError, match=r"gradient norm inf .* at step 3 \(epoch 1\); it was not applied"):

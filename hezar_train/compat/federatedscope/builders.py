@@ -1,11 +1,14 @@
 """FederatedScope's builders by name: optimizers, schedulers, criteria, regularisers, each from torch or registered.
 
-A registered function is called with what the builder is given and returns None where the name is not its own.
+A registered function is called with what the builder is given and returns None where the name is not its own. A config
+of an installed FederatedScope is built from by its own builders, which know what is registered with it.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,8 +21,10 @@ from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.trainer.model_runner import register_regularizer as register_own_regularizer
 
 __all__ = [
+    "WARMUPS",
     "DummyRegularizer",
     "ProximalRegularizer",
+    "builder_for",
     "get_criterion",
     "get_optimizer",
     "get_regularizer",
@@ -59,6 +64,15 @@ def register_regularizer(key: str, module: Found) -> None:
     """Make a regulariser known: a function of a type that returns a class, or a function of the context."""
     _REGULARIZERS[key] = module
     register_own_regularizer(key, module)
+
+
+def builder_for(cfg: Any, name: str) -> Found:
+    """Return a builder by name: the one of the FederatedScope that a config is of, or ours."""
+    package, is_of_core, _ = type(cfg).__module__.partition(".core.")
+    path = f"{package}.core.auxiliaries.{name.removeprefix('get_')}_builder"
+    if is_of_core and importlib.util.find_spec(path) is not None:
+        return getattr(importlib.import_module(path), name)  # type: ignore[no-any-return]
+    return globals()[name]  # type: ignore[no-any-return]
 
 
 def get_optimizer(model: nn.Module | Iterable[Any], type: str, lr: float, **kwargs: Any) -> Optimizer:

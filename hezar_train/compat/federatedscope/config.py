@@ -19,6 +19,7 @@ import torch
 import yaml
 
 from hezar_train.config import TrainerConfig
+from hezar_train.data import step_seed
 from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.types import TaskType
 
@@ -246,13 +247,16 @@ def _completed_in_place(config: Any) -> Any:
     return config
 
 
-def _add_later(node: dict[str, Any], defaults: CN) -> None:
-    """Add keys that a node lacks, in nodes of its own class, past what guards it against assignments."""
+def _add_later(node: dict[str, Any], defaults: CN, path: str = "") -> None:
+    """Add keys that a node lacks, in nodes of its own class, past what guards it against assignments.
+
+    Not to sections that are the arguments of a builder: an earlier release's does not know them.
+    """
     for key, value in defaults.items():
         if key not in node:
             dict.__setitem__(node, key, _plain_as(type(node), value))
-        elif isinstance(value, CN) and isinstance(node[key], dict):
-            _add_later(node[key], value)
+        elif isinstance(value, CN) and isinstance(node[key], dict) and f"{path}{key}" not in OPEN_SECTIONS:
+            _add_later(node[key], value, f"{path}{key}.")
 
 
 def _plain_as(kind: type, value: Any) -> Any:
@@ -330,15 +334,20 @@ def _unknown(node: Any, known: CN, prefix: str) -> Iterator[str]:
             yield name
 
 
-def trainer_config(cfg: Any, *, device: Any, output_dir: Path, accumulates: bool) -> TrainerConfig:
-    """Return the fields of a `TrainerConfig` that the keys of a cfg stand for; raise for what cannot be kept."""
+def trainer_config(cfg: Any, *, device: Any, output_dir: Path, accumulates: bool, number: int = 1) -> TrainerConfig:
+    """Return the fields of a `TrainerConfig` that the keys of a cfg stand for; raise for what cannot be kept.
+
+    `number` tells trainers of one outdir apart: workers draw noise, masks and orders of their own. One with a folder of
+    its own choice has the seed as it is.
+    """
     refuse_unkept(cfg)
     batch_size, accumulation = int(cfg.dataloader.batch_size), int(cfg.grad.grad_accum_count) if accumulates else 1
     frozen = cfg.finetune.freeze_param
+    own = {key: value for key, value in _own_section(cfg).items() if value is not None}
     fields: dict[str, Any] = {
         "output_dir": output_dir,
         "task": TaskType.REGRESSION if "regression" in str(cfg.model.task).lower() else None,
-        "seed": int(cfg.seed),
+        "seed": int(cfg.seed) if number == 1 or "output_dir" in own else step_seed(int(cfg.seed), number, rank=0),
         "device": _device_name(device),
         "batch_size": batch_size,
         "global_batch_size": batch_size * accumulation,  # of all processes: several of them do what one does
@@ -362,7 +371,6 @@ def trainer_config(cfg: Any, *, device: Any, output_dir: Path, accumulates: bool
     }
     if cfg.train.batch_or_epoch == "epoch":
         fields["local_update_steps"] = int(cfg.train.local_update_steps)
-    own = {key: value for key, value in _own_section(cfg).items() if value is not None}
     _refuse_warmup(own.get("warmup_steps"))
     if any(key.startswith("save_") or key == "resume_from_checkpoint" for key in own):
         fields["save_enabled"] = True

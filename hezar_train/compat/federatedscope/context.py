@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from hezar_train.compat.federatedscope.builders import get_criterion, get_regularizer
+from hezar_train.compat.federatedscope.builders import builder_for
 from hezar_train.errors import DataError
 from hezar_train.loop import Context as LoopContext
 from hezar_train.loop import CtxVar
@@ -53,8 +53,8 @@ class Context(dict[str, Any]):
     def setup_vars(self) -> None:
         """Set what follows from config and model: criterion, regularizer, grad_clip, trainable_para_names."""
         self.trainable_para_names = [name for name, one in self.model.named_parameters() if one.requires_grad]
-        self.criterion = get_criterion(self.cfg.criterion.type, self.device)
-        self.regularizer = get_regularizer(self.cfg.regularizer.type)
+        self.criterion = builder_for(self.cfg, "get_criterion")(self.cfg.criterion.type, self.device)
+        self.regularizer = builder_for(self.cfg, "get_regularizer")(self.cfg.regularizer.type)
         self.grad_clip = self.cfg.grad.grad_clip
 
     def __getattr__(self, name: str) -> Any:

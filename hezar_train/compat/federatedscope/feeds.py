@@ -87,6 +87,7 @@ class BatchFeed:
         self._walk: Iterator[Any] | None = None
         self._next: list[Any] = []  # the batch of a step that is begun and not handed out
         self._unused: deque[Any] = deque()
+        self._has_more = False  # whether the epoch was over before its data was
         self.is_open = False
         """Whether a step is under way."""
         self.num_steps = 0
@@ -133,6 +134,7 @@ class BatchFeed:
         self.finish()
         if self._next or self._epoch is not None:
             self._cut()
+        self._has_more = False
         self._unused.clear()
 
     def close(self, *, has_failed: bool) -> None:
@@ -149,6 +151,8 @@ class BatchFeed:
             fit.end = End(fit.state.global_step + 1)
             if fit.state.call_end is not None:
                 fit.state.call_end = fit.end.step
+        if self._walk is None and self._has_more:
+            self._go_on_with_epoch()
         for _ in range(2):
             if self._walk is None:
                 self._begin_epoch()
@@ -156,6 +160,12 @@ class BatchFeed:
             if self._next:
                 return
         raise DataError("the training data gave no batch: it is empty")
+
+    def _go_on_with_epoch(self) -> None:
+        """Let an epoch be longer than the config says: a loop that asks for more gets the loader's next batch."""
+        fit, self._has_more = self._fit, False
+        fit.state.epoch_finished = False
+        fit.batches_in_epoch = max(fit.batches_in_epoch, fit.state.epoch_step + 1)
 
     def _begin_epoch(self) -> None:
         self._fit.enter_next_epoch()
@@ -172,6 +182,7 @@ class BatchFeed:
             self._next = [next(self._walk)]
         except StopIteration:
             epoch, self._epoch, self._walk = self._epoch, None, None
+            self._has_more = not self._fit.state.epoch_finished
             if epoch is not None:
                 epoch.close()
 
@@ -195,7 +206,9 @@ class LoaderSource:
                 f"the batches come from a {type(loader).__name__}, which cannot be shared out among {num_processes} "
                 "processes. Pass a dataset or a torch DataLoader, or train with one process."
             )
-        self._loader, self.num_samples, self.batch_size = loader, num_samples, batch_size
+        self._loader, self.batch_size = loader, batch_size
+        self.num_samples = None if num_samples is None else int(num_samples)  # libraries count in types of their own
+        self._left: tuple[Iterator[Any], Any] | None = None  # of an epoch that was left before its data was over
 
     @property
     def resume_problem(self) -> str | None:
@@ -207,11 +220,14 @@ class LoaderSource:
     ) -> Iterator[Window]:
         """Yield the batches; one is read ahead, because only that tells where the epoch ends."""
         del plan, epoch, samples_left
-        batches = iter(self._loader)
-        batch = next(batches, None)
+        if position == 0 or self._left is None:
+            batches = iter(self._loader)
+            batch = next(batches, None)
+        else:
+            batches, batch = self._left
         while batch is not None and steps_left > 0:
             ahead = next(batches, None)
-            size = size_of_batch(batch)
+            size, self._left = size_of_batch(batch), (batches, ahead)
             yield Window(position, size, ahead is None, [batch], sizes=[size], firsts=[position])
             position, steps_left, batch = position + size, steps_left - 1, ahead
 

@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from hezar_train.checkpoint import load_round, round_tensors, unwrap, write_round
-from hezar_train.compat.federatedscope.builders import get_optimizer, get_scheduler
+from hezar_train.compat.federatedscope.builders import WARMUPS, builder_for, get_scheduler
 from hezar_train.compat.federatedscope.config import as_cfg, refuse_unkept, trainer_config, unknown_keys
 from hezar_train.compat.federatedscope.context import LEARNING, Context, lifecycle
 from hezar_train.compat.federatedscope.earlier import EarlierContext, is_earlier, metric_calculator, tell_finetuning
@@ -57,6 +57,7 @@ from hezar_train.compat.federatedscope.feeds import (
 from hezar_train.compat.federatedscope.kept import KeptNames
 from hezar_train.compat.federatedscope.monitor import Monitor
 from hezar_train.compat.federatedscope.trainer import Trainer
+from hezar_train.config import TrainerConfig
 from hezar_train.data import Source, Splits, preserved_randomness
 from hezar_train.data.sources import is_stream
 from hezar_train.data.splits import ArrayDataset
@@ -69,6 +70,7 @@ from hezar_train.runtime import SyncedBatchNorm, logger
 from hezar_train.trainer import Given, Parts, assemble
 from hezar_train.trainer.export import give_parameters, take_parameters
 from hezar_train.trainer.own_code import kept_attributes
+from hezar_train.trainer.reconfigure import OF_PARTS
 from hezar_train.trainer.train_step import TrainStep
 from hezar_train.types import Mode
 
@@ -87,7 +89,9 @@ NOT_KEPT = frozenset(
 
 OWN_LOOPS = ("_run_routine", "_run_epoch", "_run_batch")
 BUILT_IN_FOLDER: dict[str, int] = {}
-"""How many trainers were built for each outdir, so that each has a folder of its own in it."""
+"""How many trainers were built for each outdir, so that each has a folder and a seed of its own in it."""
+FOLDER_OF_SEED: dict[int, str] = {}
+"""Where the first trainer of each seed keeps its files."""
 
 
 @dataclass
@@ -125,7 +129,9 @@ def use_diff(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _measured_before(trainer: Any) -> Any:
     """Evaluate before a round; one that goes on was measured before it began."""
-    kept = trainer.state.hooks.setdefault("use_diff", {}) if hasattr(trainer, "parts") else {}
+    hooks = trainer.state.hooks if hasattr(trainer, "parts") else {}
+    # earlier checkpoints have it as "use_diff", which the plain Trainer writes in a form of its own
+    kept = hooks.setdefault("federatedscope.use_diff", hooks.pop("use_diff", {}))
     if not (kept and trainer.call_is_open):
         kept |= {name: float(value) for name, value in trainer.evaluate(target_data_split_name="val").items()}
     return dict(kept)
@@ -157,16 +163,17 @@ class GeneralTorchTrainer(Trainer):
         self.model_nums = 1
         self._is_earlier = is_earlier(self._cfg)
         self._own_context = (EarlierContext if self._is_earlier else Context)(model, self._cfg, data, device)
-        if self._is_earlier:
-            self.metric_calculator = metric_calculator(self._cfg)
         self.kept_names = KeptNames(
             self._names_to_keep, self._kept_elsewhere, self._put_name, lambda: self.model,
             self._own_context.names_with_a_life,
         )  # fmt: skip
         self._setup_data_related_var_in_ctx(self._own_context)
         monitor = Monitor(self._cfg) if monitor is None else monitor
+        if self._is_earlier or not hasattr(monitor, "eval"):  # until 0.2.1 a trainer measures itself
+            self.metric_calculator = metric_calculator(self._cfg)
         self._own_context.merge_from_dict({"monitor": monitor, "models": [model], "mirrored_models": False})
-        super().__init__(self._trainer_config(device), model, self._splits(), hooks=hooks)
+        with preserved_randomness():  # who makes the models of several workers draws them all from one generator
+            super().__init__(self._trainer_config(device), model, self._splits(), hooks=hooks)
         if device is None:
             self._own_context.device = self.runtime.device
         self.register_hooks([self.kept_names])
@@ -181,9 +188,13 @@ class GeneralTorchTrainer(Trainer):
     def _trainer_config(self, device: Any) -> Any:
         accumulates = type(self)._hook_on_batch_backward is GeneralTorchTrainer._hook_on_batch_backward
         root = Path(self._cfg.outdir) / self._cfg.get("expname", "")
-        BUILT_IN_FOLDER[str(root)] = number = BUILT_IN_FOLDER.get(str(root), 0) + 1
-        folder = root / f"trainer_{number}"
-        return trainer_config(self._cfg, device=device, output_dir=folder, accumulates=accumulates)
+        BUILT_IN_FOLDER[str(root)] = self._number = BUILT_IN_FOLDER.get(str(root), 0) + 1
+        folder = root / f"trainer_{self._number}"
+        config = trainer_config(
+            self._cfg, device=device, output_dir=folder, accumulates=accumulates, number=self._number
+        )
+        _tell_same_draws(config)
+        return config
 
     def _splits(self) -> Splits:
         """Return the data by split as the loop below is to see it, from what `parse_data` gave."""
@@ -225,11 +236,22 @@ class GeneralTorchTrainer(Trainer):
 
     def build_optimizer(self) -> Optimizer:
         """Make the optimizer of `train.optimizer`."""
-        return get_optimizer(self.model, **self._cfg.train.optimizer)
+        return builder_for(self._cfg, "get_optimizer")(self.model, **self._cfg.train.optimizer)  # type: ignore[no-any-return]
 
     def build_lr_scheduler(self) -> LRScheduler | None:
-        """Make the schedule of `train.scheduler`; it ticks after every update."""
-        return get_scheduler(self.optimizer, **self._cfg.train.scheduler)
+        """Make the schedule of `train.scheduler`; it ticks after every update.
+
+        One whose warm-up only a hook of the class's own knows the length of is made by that hook.
+        """
+        is_own = type(self)._hook_on_fit_start_init is not GeneralTorchTrainer._hook_on_fit_start_init
+        if is_own and _lacks_warmup_steps(self._cfg.train.scheduler):
+            return None
+        made: LRScheduler | None = self._make_schedule(self.optimizer, self._cfg.train.scheduler)
+        return made
+
+    def _make_schedule(self, optimizer: Any, section: Any) -> Any:
+        make = get_scheduler if _lacks_warmup_steps(section) else builder_for(self._cfg, "get_scheduler")
+        return make(optimizer, **section)  # ours says what is missing
 
     def make_parts(self, given: Given) -> Parts:
         """Make the parts, with a loop that walks by FederatedScope's routines."""
@@ -288,6 +310,13 @@ class GeneralTorchTrainer(Trainer):
             else:
                 super().register_hooks([hook])
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Let a class have names of its own that are fields of a TrainerConfig, such as `task`."""
+        if name in TrainerConfig.fields() and name not in OF_PARTS and not hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     # --- names that FederatedScope's users know ---
 
     @property
@@ -308,8 +337,9 @@ class GeneralTorchTrainer(Trainer):
     def cfg(self, new_cfg: Any) -> None:
         cfg = as_cfg(new_cfg)
         wanted = trainer_config(
-            cfg, device=self.config.device, output_dir=Path(self.config.output_dir), accumulates=True
-        )
+            cfg, device=self.config.device, output_dir=Path(self.config.output_dir), accumulates=True,
+            number=self._number,
+        )  # fmt: skip
         self._cfg = self._own_context.cfg = cfg
         self._setup_data_related_var_in_ctx(self._own_context)
         self.reconfigure(wanted, self._splits())
@@ -803,11 +833,11 @@ class GeneralTorchTrainer(Trainer):
     def _new_optimizer(self, ctx: Context) -> tuple[Any, Any]:
         """Return the trainer's own, which a round begins anew with, or another one for another model or config."""
         is_as_built = ctx.cur_mode == Mode.TRAIN and dict(ctx.cfg.train.optimizer) == self._built_with
-        if ctx.model is self.model and is_as_built:
+        if ctx.model is self.model and is_as_built and not _lacks_warmup_steps(ctx.cfg.train.scheduler):
             return self.optimizer, self.lr_scheduler
         section = ctx.cfg[str(ctx.cur_mode)]
-        optimizer = get_optimizer(ctx.model, **section.optimizer)
-        return optimizer, get_scheduler(optimizer, **section.scheduler)
+        optimizer = builder_for(ctx.cfg, "get_optimizer")(ctx.model, **section.optimizer)
+        return optimizer, self._make_schedule(optimizer, section.scheduler)
 
     def _hook_on_fit_start_calculate_model_size(self, ctx: Context) -> None:
         """Let the monitor count the parameters, once."""
@@ -1060,6 +1090,22 @@ class _RoutineLoop(Loop):
             if at_start is not None:
                 at_start()
             self._walk_fit(fit)
+
+
+def _tell_same_draws(config: TrainerConfig) -> None:
+    """Say that a trainer draws the numbers of another one, if workers were given folders of their own but no seeds."""
+    first = FOLDER_OF_SEED.setdefault(config.seed, str(config.output_dir))
+    if first != str(config.output_dir):
+        logger.warning(
+            "the trainer in %s has the seed of the one in %s: both draw the same random numbers (noise, dropout, order "
+            "of samples). If they are workers of one course, give each its own cfg.seed, or all of them one outdir.",
+            config.output_dir, first
+        )  # fmt: skip
+
+
+def _lacks_warmup_steps(scheduler: Mapping[str, Any]) -> bool:
+    """Tell whether a schedule of the config cannot be made from it alone."""
+    return scheduler["type"] in WARMUPS and "warmup_steps" not in scheduler
 
 
 def _with_gradients(left: Mapping[nn.Parameter, torch.Tensor], body: Callable[[], Any]) -> Any:

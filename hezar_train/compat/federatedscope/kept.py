@@ -14,6 +14,7 @@ from typing import Any, cast
 from torch import nn
 
 from hezar_train.checkpoint.format import pack
+from hezar_train.checkpoint.optimizer_state import load_state
 from hezar_train.errors import CheckpointError
 from hezar_train.loop import Hook
 
@@ -100,7 +101,7 @@ class KeptNames(Hook):
         if kind == VALUE:
             self._put(name, form[VALUE])
         elif kind == STATE and _is_stateful(target):
-            target.load_state_dict(form[STATE])
+            load_state(target, form[STATE], f"ctx.{name}")
             if isinstance(target, nn.Module):
                 for parameter_name, one in target.named_parameters():
                     one.requires_grad_(parameter_name not in form["frozen"])

@@ -17,7 +17,7 @@ import numpy as np
 from torch import nn
 
 from hezar_train.checkpoint import unwrap
-from hezar_train.compat.federatedscope.builders import get_optimizer
+from hezar_train.compat.federatedscope.builders import builder_for
 from hezar_train.compat.federatedscope.context import LEARNING, Context
 from hezar_train.compat.federatedscope.general import GeneralTorchTrainer
 from hezar_train.errors import ConfigError, DataError, choices
@@ -99,7 +99,8 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
         """Set `ctx.models` and `ctx.optimizers`: the model and copies of it; may be overridden."""
         others = [copy.deepcopy(self.ctx.model) for _ in range(self.model_nums - 1)]
         self.ctx.models = [self.ctx.model, *others]
-        self.ctx.optimizers = [get_optimizer(model, **self.cfg.train.optimizer) for model in self.ctx.models]
+        make = builder_for(self.cfg, "get_optimizer")
+        self.ctx.optimizers = [make(model, **self.cfg.train.optimizer) for model in self.ctx.models]
 
     def register_multiple_model_hooks(self) -> None:
         """Give every model the hooks of the first; may be overridden."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hezar_train import federated
-from hezar_train.compat.federatedscope.builders import get_regularizer
+from hezar_train.compat.federatedscope.builders import builder_for
 from hezar_train.compat.federatedscope.config import as_cfg
 from hezar_train.compat.federatedscope.context import Context
 from hezar_train.compat.federatedscope.general import GeneralTorchTrainer
@@ -169,7 +169,7 @@ def wrap_fedprox_trainer(base_trainer: Any, mu: float | None = None) -> Any:
     cfg.regularizer.type, cfg.regularizer.mu = "proximal_regularizer", cfg.fedprox.mu if mu is None else mu
     if is_frozen:
         cfg.freeze()
-    base_trainer.ctx.regularizer = get_regularizer(cfg.regularizer.type)
+    base_trainer.ctx.regularizer = builder_for(cfg, "get_regularizer")(cfg.regularizer.type)
     for register in (base_trainer.register_hook_in_train, base_trainer.register_hook_in_eval):
         register(_hook_record_initialization, "on_fit_start", insert_pos=-1)
         register(_hook_del_initialization, "on_fit_end", insert_pos=-1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hezar_train.checkpoint.format import ArrayForm
 from hezar_train.compat.lernomatic.attributes import own_values
-from hezar_train.errors import CheckpointError
+from hezar_train.errors import CheckpointError, a_kind
 from hezar_train.loop import Hook
 from hezar_train.runtime import logger
 
@@ -27,6 +29,9 @@ __all__ = ["FILE_SUFFIXES", "Keeper", "histories", "is_file", "plain_values", "p
 FILE_SUFFIXES = (".pkl", ".pt", ".pth")
 SCHEDULES = ("lr_scheduler", "mtm_scheduler")
 KEPT = (bool, int, float, np.ndarray, np.generic)
+NUMBER_KINDS = "biufc"
+NO_PLAIN_VALUES = (UnpicklingError, TypeError, ValueError, LookupError, AttributeError, AssertionError, struct.error)
+"""What torch's reader raises of a pickle that it was not made for."""
 
 
 def histories(trainer: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -176,13 +181,86 @@ def _as_tensor(value: Any) -> Any:
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read such a file, or one that lernomatic has written; nothing that it holds is run."""
-    array: Any = np.zeros(1).__reduce__()[0]  # what numpy's own files name to make an array
-    allowed: list[Any] = [array, np.ndarray, np.dtype, type(np.dtype("f8")), np.float64(0).__reduce__()[0]]
     try:
-        with torch.serialization.safe_globals(allowed):
-            found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(list(NUMPYS_NAMES)):
+            found = _with_arrays(torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, EOFError) as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read: {error}") from error
-    except UnpicklingError as error:
+    except NO_PLAIN_VALUES as error:
         raise CheckpointError(f"{os.fspath(path)} holds more than tensors and plain values: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{os.fspath(path)} holds {a_kind(found)}; expected names with values")
     return found
+
+
+class StoredDtype:
+    """What a file has in place of a numpy dtype: its short name and its byte order, and nothing that numpy obeys."""
+
+    def __init__(self, name: Any = None, *_: Any) -> None:
+        self.name, self.order = name, "|"
+
+    def __setstate__(self, state: Any) -> None:
+        match state:
+            case (int(), "<" | ">" | "|" as order, None, None, None, -1, -1, 0):
+                self.order = order
+            case _:
+                raise CheckpointError("a dtype with parts, fields or flags of its own")
+
+    def array(self, shape: tuple[Any, ...], data: bytes) -> np.ndarray[Any, Any]:
+        """Make an array of numbers, by the rules of every checkpoint."""
+        form = ArrayForm.of({"tensor": "array", "dtype": f"{self.order}{self.name}", "shape": list(shape)})
+        if form.dtype.kind not in NUMBER_KINDS:
+            raise CheckpointError(f"an array of {form.dtype}; expected numbers")
+        stored = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        made: np.ndarray[Any, Any] = form.values(stored)
+        return made
+
+
+class StoredArray:
+    """What a file has in place of a numpy array, until its bytes are held against its dtype and shape.
+
+    Numpy's own classes would make arrays of objects of any bytes: those are taken for the addresses of objects.
+    """
+
+    values: np.ndarray[Any, Any] | None = None
+
+    def __init__(self, *_: Any) -> None:
+        """Take what numpy's functions take; all that counts comes as the state."""
+
+    def __setstate__(self, state: Any) -> None:
+        match state:
+            case (int(), tuple(shape), StoredDtype() as dtype, bool(is_by_column), bytes(data)):
+                made = dtype.array(shape[::-1] if is_by_column else shape, data)
+                self.values = made.T if is_by_column else made
+            case _:
+                raise CheckpointError("an array that is not of the form that numpy writes")
+
+
+def _stored_scalar(dtype: Any = None, data: Any = None) -> Any:
+    if not isinstance(dtype, StoredDtype) or not isinstance(data, bytes):
+        raise CheckpointError("a number that is not of the form that numpy writes")
+    return dtype.array((), data)[()]
+
+
+NUMPYS_NAMES: tuple[tuple[Any, str], ...] = (
+    (StoredDtype, "numpy.dtype"),
+    (StoredArray, "numpy.ndarray"),
+    *((StoredArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    *((_stored_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+)
+"""What a file names to have numpy make an array, each with what stands for it here."""
+
+
+def _with_arrays(value: Any) -> Any:
+    """Return what a file holds with its arrays in place of what stood for them."""
+    if isinstance(value, StoredDtype) or (isinstance(value, StoredArray) and value.values is None):
+        raise CheckpointError("an array without values")
+    if isinstance(value, StoredArray):
+        return value.values
+    if isinstance(value, dict):
+        for name in value:  # in its place: a state dict has attributes besides
+            value[name] = _with_arrays(value[name])
+        return value
+    if isinstance(value, list):
+        return [_with_arrays(one) for one in value]
+    return tuple(map(_with_arrays, value)) if type(value) is tuple else value

@@ -41,6 +41,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from hezar_train.checkpoint.optimizer_state import load_state
 from hezar_train.compat.lernomatic.attributes import (
     Setting,
     is_from_config,
@@ -689,7 +690,7 @@ class Trainer(ConfigTrainer, metaclass=Built):
         self.set_trainer_params(found["trainer_params"])
         self._load_model(found["model"])
         self._init_optimizer()
-        self._optimizer().load_state_dict(found["optim"])
+        load_state(self._optimizer(), found["optim"], "the optimizer")
         self._send_to_device()
 
     def load_model_checkpoint(self, path: str | os.PathLike[str]) -> None:

@@ -14,7 +14,7 @@ from torch import distributed
 
 from hezar_train.compat.libai.config import try_get_key
 from hezar_train.errors import ConfigError
-from hezar_train.runtime import logger
+from hezar_train.runtime import Processes, logger
 
 __all__ = [
     "broadcast_py_object",
@@ -119,9 +119,9 @@ def broadcast_py_object(obj: T, src: int = 0) -> T:
     """Return one process's object on all of them."""
     if not _is_open() or get_world_size() == 1:
         return obj
-    box = [obj]
-    distributed.broadcast_object_list(box, src=src)
-    return box[0]
+    device = torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")
+    found = Processes(get_rank(), get_world_size(), device).gather(obj if get_rank() == src else None)
+    return found[src]  # type: ignore[return-value]
 
 
 def setup_dist_util(cfg: Any) -> None:
