@@ -94,7 +94,7 @@ def number(
     elif not abs(value) <= sys.float_info.max:  # a whole number may be larger, and no float
         yield f"{name}={value!r:.80} must be finite"
     elif above is not None and value <= above:
-        remedy = f"; leave it out (None) for {without}" if without else ""
+        remedy = f"; leave it out (or write null) for {without}" if without else ""
         yield f"{name}={value!r} must be greater than {above}{remedy}"
     elif above is None and value < 0:
         yield f"{name}={value!r} must not be negative"

@@ -143,7 +143,7 @@ def _instead_of(end: BaseException) -> str:
     """Say what to do about code that ended without an error of its own."""
     if isinstance(end, SystemExit):
         return "Remove the call that ends the program, or raise an error instead."
-    return "If next() was called there, it found nothing more: give it a default, next(it, None), or raise an error."
+    return "If next() was called there, it found nothing more: give it a default that is a sample, or raise an error."
 
 
 def _last_line(end: BaseException) -> str:

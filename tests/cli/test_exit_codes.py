@@ -39,6 +39,7 @@ def test_an_unexpected_error_names_the_line_of_the_recipe_and_keeps_its_tracebac
         "error: IndexError: list index out of range",
         "  in recipes/sums/recipe.py, line 2, build:",
         "    return [][width]",
+        "This was raised while build() ran with recipe.width=2. Is that what it should be?",
     ]
     kept = Path(re.findall(r"The traceback is in (\S+)\.", last)[0])
     assert "Traceback (most recent call last)" in kept.read_text()

@@ -81,7 +81,7 @@ def test_other_trainers_fields_are_answered_with_ours(foreign: str, ours: str) -
         ("learning_rate", "1e-3", "learning_rate: expected a number, got str '1e-3'"),
         ("learning_rate", float("inf"), "learning_rate=inf must be finite"),
         ("weight_decay", -0.1, "weight_decay=-0.1 must not be negative"),
-        ("max_grad_norm", 0.0, "max_grad_norm=0.0 must be greater than 0; leave it out (None) for no clipping"),
+        ("max_grad_norm", 0.0, "max_grad_norm=0.0 must be greater than 0; leave it out (or write null) for no"),
         ("save_total_limit", 0, "save_total_limit=0 must be at least 1"),
         ("dataloader_shuffle", "yes", "dataloader_shuffle: expected True or False, got str 'yes'"),
         (
