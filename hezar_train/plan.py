@@ -406,8 +406,7 @@ def _plan_by_tokens(
         accumulation=accumulation, window_samples=window_samples, window_tokens=config.global_batch_tokens,
         step_tokens=config.max_tokens_per_batch, steps_in_epoch=None, updates_in_epoch=None,
     )  # fmt: skip
-    run = _CountedRun.of(config, plan, counter)
-    total = run.total
+    total = _count_run(config, plan, counter)
     counted: dict[str, Any] = {
         "window_samples": -(-total.samples // total.updates) if plan.window_tokens else window_samples,
         "total_steps": total.steps,
@@ -415,38 +414,26 @@ def _plan_by_tokens(
         "counted_steps": total.updates,
         "last_samples": None if config.max_steps is None else total.samples,
     }
-    plan = with_ticks(dataclasses.replace(plan, **counted | _periods(config, total.updates, 1)), config)
-    if plan.schedule_updates is not None:
-        return plan
-    return dataclasses.replace(plan, total_ticks=max(1, run.whole_epochs))
+    return with_ticks(dataclasses.replace(plan, **counted | _periods(config, total.updates, 1)), config)
 
 
-class _CountedRun(NamedTuple):
-    """A run whose epochs were counted one by one."""
+def _count_run(config: TrainerConfig, plan: Plan, counter: TokenCounter) -> EpochCount:
+    """Count a run epoch by epoch, no further than `max_steps` lets it go."""
+    limit = config.max_steps if isinstance(config.max_steps, int) else UNLIMITED
+    counts = [*_counted_epochs(plan, counter, limit)]
+    if isinstance(config.max_steps, float):
+        limit = steps_of(config.max_steps, sum(one.updates for one in counts))
+        counts = [*_counted_epochs(plan, counter, limit)]
+    return EpochCount(*(sum(values) for values in zip(*counts, strict=True)))
 
-    total: EpochCount
-    whole_epochs: int
 
-    @classmethod
-    def of(cls, config: TrainerConfig, plan: Plan, counter: TokenCounter) -> _CountedRun:
-        """Count a run, no further than `max_steps` lets it go."""
-        limit = config.max_steps if isinstance(config.max_steps, int) else UNLIMITED
-        counts = [*cls._epochs(plan, counter, limit)]
-        if isinstance(config.max_steps, float):
-            limit = steps_of(config.max_steps, sum(one.updates for one in counts))
-            counts = [*cls._epochs(plan, counter, limit)]
-        total = EpochCount(*(sum(values) for values in zip(*counts, strict=True)))
-        in_epoch = plan._end_of_epoch(0)
-        return cls(total, sum(one.samples == in_epoch for one in counts))
-
-    @staticmethod
-    def _epochs(plan: Plan, counter: TokenCounter, limit: int) -> Iterator[EpochCount]:
-        for epoch in range(1, plan.num_epochs + 1):
-            if limit <= 0:
-                return
-            found = counter.count(plan, epoch, plan.num_processes, limit)
-            limit -= found.updates
-            yield found
+def _counted_epochs(plan: Plan, counter: TokenCounter, limit: int) -> Iterator[EpochCount]:
+    for epoch in range(1, plan.num_epochs + 1):
+        if limit <= 0:
+            return
+        found = counter.count(plan, epoch, plan.num_processes, limit)
+        limit -= found.updates
+        yield found
 
 
 def _window(config: TrainerConfig, step_samples: int) -> tuple[int, int]:
@@ -571,6 +558,10 @@ def _num_ticks(plan: Plan, period: int | None, warmup: int) -> int:
     """Count the ticks after a warm-up: every so many updates, or at the ends of epochs."""
     if period is not None:
         return max(1, (plan.total_updates - warmup) // period)
+    if plan.counts_tokens:  # whose epochs differ in their updates; a run that max_steps ends has its samples counted
+        samples = plan.last_samples
+        epochs = plan.num_epochs if samples is None else int(samples // plan._end_of_epoch(0))
+        return max(1, epochs - warmup * epochs // plan.total_updates)
     if plan.steps_in_epoch is None or plan.updates_in_epoch is None:
         return plan.num_epochs
     return max(1, plan.total_steps // plan.steps_in_epoch - warmup // plan.updates_in_epoch)

@@ -75,16 +75,6 @@ class Processes:
         dist.broadcast(data, 0)
         return value if self.is_main else self._read(data)
 
-    def share_numbers(self, numbers: torch.Tensor | None) -> torch.Tensor:
-        """Return the main process's whole numbers on all, however many they are; the others give None."""
-        size = torch.tensor([0 if numbers is None else len(numbers)], device=self._device)
-        dist.broadcast(size, 0)
-        data = torch.empty(int(size), dtype=torch.int64, device=self._device)
-        if self.is_main and numbers is not None:
-            data.copy_(numbers)
-        dist.broadcast(data, 0)
-        return data.cpu()
-
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, in the order of their numbers, on all; what may be sent: `messages`."""
         if self.count == 1:

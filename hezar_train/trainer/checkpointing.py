@@ -196,7 +196,7 @@ class Checkpointing:
         """
         config = self._setup.config
         differences = base_differences(self._model, base)
-        if config.init_weights_from is not None and self._processes.sum([len(differences)])[0]:
+        if config.init_weights_from is not None and self._processes.total(len(differences)):
             load_initial_weights(self._model, config.init_weights_from, self._processes)
             differences = base_differences(self._model, base)
         if differences and config.accept_changes:

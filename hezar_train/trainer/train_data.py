@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import DataLoader
 
 from hezar_train.config import TrainerConfig
@@ -256,8 +255,8 @@ class LengthFinder:
         found = self.processes.on_main(lambda: self._find(data, column, seed))
         if self.processes.count == 1 and found is not None:
             return found
-        tokens = self.processes.share_numbers(None if found is None else torch.from_numpy(found.tokens))
-        return found or Lengths(tokens.numpy())
+        tokens = self.processes.share(None if found is None else found.tokens)
+        return found or Lengths(tokens)
 
     def _find(self, data: Any, column: str | None, seed: int) -> Lengths:
         fingerprint = fingerprint_of(data, column, self.length_of)

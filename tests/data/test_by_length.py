@@ -15,7 +15,7 @@ from hezar_train.data import ByLength, Lengths, LengthSettings, Window, default_
 from hezar_train.data.by_length import cut_by_tokens, most_that_fit
 from hezar_train.data.loader import MapSource
 from hezar_train.errors import ConfigError, DataError
-from hezar_train.plan import UNLIMITED, Plan, make_plan
+from hezar_train.plan import UNLIMITED, Plan, keeping_ticks, make_plan
 from tests.data.planned import order_of
 
 LONGEST = 20
@@ -215,6 +215,13 @@ def test_grouped_updates_of_tokens_are_nearly_full() -> None:
 
 def test_without_a_shuffle_the_order_is_that_of_the_data() -> None:
     assert by_length([3, 2, 9, 4], shuffle=False, window_tokens=9).order(3, 1).samples.tolist() == [0, 1, 2, 3]
+
+
+def test_a_resume_counts_the_ends_of_epochs_that_a_run_by_tokens_reaches_as_its_start_did() -> None:
+    config = TrainerConfig("run", global_batch_tokens=16, num_epochs=9, max_steps=35, lr_scheduler="linear")
+    plan = Setting([4] * 40, config).plan  # ten updates in an epoch
+    assert (plan.total_updates, plan.schedule_updates, plan.total_ticks) == (35, None, 3)
+    assert keeping_ticks(plan, config.to_dict(), plan, config.to_dict()) == plan
 
 
 @pytest.mark.parametrize(
