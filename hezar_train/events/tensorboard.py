@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hezar_train.errors import MissingDependencyError
 from hezar_train.events.storage import Histogram, Image, Row
@@ -29,8 +29,8 @@ _PNG_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # by number of channels: grey, RGB, RGB 
 class TensorBoardWriter(FileWriter):
     """Write one TensorBoard event per row, with every value of the row in it, into a new event file of `folder`.
 
-    After a resume at step s: pass `purge_step=s` and write the kept rows of step s again. TensorBoard's readers then
-    forget what earlier files of the folder hold from step s on, so every value is there once.
+    After a resume at step s (`resumed`) `purge_step=s` is written, and the kept rows of step s again. TensorBoard's
+    readers then forget what earlier files of the folder hold from step s on, so every value is there once.
 
     Records go straight to the file, in the caller's thread: TensorBoard's own `EventFileWriter` hands each event to a
     thread, which costs two to four times as much as writing it.
@@ -51,6 +51,13 @@ class TensorBoardWriter(FileWriter):
             start = SessionLog(status=SessionLog.START)
             self._add(Event(wall_time=time.time(), step=purge_step, session_log=start))
         self._file.flush()
+
+    @classmethod
+    def resumed(cls, folder: str | os.PathLike[str], kept: Sequence[Row], step: int) -> Self:
+        """Go on after a resume at `step`, with the rows that were kept until then."""
+        writer = cls(folder, purge_step=step)
+        writer.write([row for row in kept if row.step == step])
+        return writer
 
     def write(self, rows: Sequence[Row]) -> None:
         value = self._summary.Value

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TextIO
 
 from hezar_train.config.files import fsync_folder, is_disk_full
 from hezar_train.errors import DataError
@@ -37,6 +37,8 @@ from hezar_train.run_layout import CSV_FILE, DROPPED_SUFFIX, METRICS_FILE
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from hezar_train.config import TrainerConfig
 
 __all__ = [
     "CSV_FILE",
@@ -304,16 +306,35 @@ def _cell(name: str, text: str) -> int | float:
 
 
 class TrackerWriter(EventWriter):
-    """Pass rows on to the trackers that an Accelerator was set up with; whoever set them up ends them."""
+    """Pass rows on to an Accelerator's trackers; whoever started them ends them."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
+        self._has_started = False
+
+    @classmethod
+    def following(cls, accelerator: Accelerator, run_name: str, config: TrainerConfig) -> Self | None:
+        """Start the trackers that an Accelerator was asked for, unless the user has; None if there are none."""
+        writer = cls(accelerator)
+        if accelerator.log_with and not accelerator.trackers:
+            settings = config.to_dict().items()
+            shown = {key: value for key, value in settings if isinstance(value, str | int | float | bool)}
+            accelerator.init_trackers(run_name, config=shown)
+            writer._has_started = True
+        return writer if accelerator.trackers else None
 
     def write(self, rows: Sequence[Row]) -> None:
         if not self._accelerator.trackers:
             return
         for row in rows:
             self._accelerator.log(dict(row.values), step=row.step)
+
+    def close(self) -> None:
+        if not self._has_started:
+            return
+        started, self._accelerator.trackers = self._accelerator.trackers, []
+        for tracker in started:
+            tracker.finish()
 
 
 class CommonMetricPrinter(EventWriter):

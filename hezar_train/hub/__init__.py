@@ -24,8 +24,8 @@ from hezar_train.hub.fetch import (
     named_code,
     refuse_foreign_code,
 )
-from hezar_train.hub.layout import MODEL_CONFIG_FOLDER, PushNames, model_config_writer, refuse_model_name
 from hezar_train.hub.push import HubRecord, PushOutcome, PushTarget, push_files, push_run
+from hezar_train.hub.pushed_files import MODEL_CONFIG_FOLDER, PushNames, model_config_writer, refuse_model_name
 from hezar_train.hub.pusher import Pusher
 
 __all__ = [

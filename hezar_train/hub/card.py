@@ -22,7 +22,7 @@ from hezar_train.config.files import read_json, refuse_endless_yaml
 from hezar_train.errors import ConfigError, DataError, printable
 from hezar_train.events import read_rows, read_starts
 from hezar_train.hub.client import names_hub_weights, parse_address, parse_repo_id, redact
-from hezar_train.hub.layout import CARD_FILE, TRAIN_FOLDER, SavedRun
+from hezar_train.hub.pushed_files import CARD_FILE, TRAIN_FOLDER, SavedRun
 from hezar_train.report.read import LARGEST, is_moment, is_number
 from hezar_train.run_layout import (
     ADAPTER_CONFIG_FILE,

@@ -37,8 +37,8 @@ from hezar_train.config.files import load_json, read_mapping
 from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.errors import CheckpointError, ConfigError, HubError
 from hezar_train.hub.client import Head, HubAddress, Repository, names_hub_weights, parse_address
-from hezar_train.hub.layout import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
 from hezar_train.hub.limits import SMALL_BYTES
+from hezar_train.hub.pushed_files import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
 from hezar_train.run_folder import plain_path, read_file
 from hezar_train.run_layout import (
     ADAPTER_FILE,

@@ -33,7 +33,7 @@ from hezar_train.config.files import write_atomically
 from hezar_train.errors import CheckpointError, ConfigError, HubError, choices, suggestion
 from hezar_train.hub.card import RunFacts, render_card
 from hezar_train.hub.client import Commit, Head, HubUnreachableError, Pace, Repository, parse_repo_id, redact
-from hezar_train.hub.layout import (
+from hezar_train.hub.pushed_files import (
     CARD_FILE,
     CHECKPOINTS_FOLDER,
     LAST,

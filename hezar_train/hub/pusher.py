@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from hezar_train.errors import HezarTrainError, HubError
 from hezar_train.hub.client import HubUnreachableError, Pace, Repository, redact
-from hezar_train.hub.layout import SavedRun, SupersededError, remove_leftovers
 from hezar_train.hub.push import DONE, FAILED, SUPERSEDED, UNFINISHED, HubRecord, Push, PushOutcome, PushTarget
+from hezar_train.hub.pushed_files import SavedRun, SupersededError, remove_leftovers
 from hezar_train.run_layout import HUB_FILE
 
 __all__ = ["Pusher"]

@@ -1,7 +1,8 @@
 """The progress of a run: a live bar on a terminal, one plain line per log period in a file, and the pace behind them.
 
-`Progress` owns the display and nothing else: it measures no loss and decides no moment; whoever wires it to the loop
-calls it. `Pace` measures how fast the run goes and how long it still takes, by what it has done so far.
+`Progress` owns the display and nothing else: it measures no loss and decides no moment; the run's session begins it and
+hooks of the loop bring it forward. How long the bar is follows from the plan (`begin_run`). `Pace` measures how fast
+the run goes and how long it still takes, by what it has done so far.
 
 There is no thread and no redirected stream. The bar is drawn from the loop, at most four times a second, below an empty
 line on which the cursor rests, so that a `print` of the user's own lands on that line and pushes the bar down. Its
@@ -27,12 +28,18 @@ from hezar_train.terminal.display import Painter, can_draw_on, send
 
 if TYPE_CHECKING:
     from hezar_train.events import Row
+    from hezar_train.plan import Plan
+    from hezar_train.state import TrainerState
 
 __all__ = [
+    "EVALUATION",
+    "SAVING",
     "Pace",
     "Progress",
     "mean_distance",
 ]
+
+EVALUATION, SAVING = "evaluation", "saving"  # what is done aside while a run trains
 
 REFRESH_SECONDS = 0.25
 LONGEST_SHOWN = timedelta(days=9999)
@@ -98,6 +105,26 @@ class Progress:
         self._evaluation: tuple[int, int | None] | None = None
         self._is_drawn = False
         self._due = 0.0
+
+    def begin_run(
+        self,
+        plan: Plan,
+        state: TrainerState,
+        total_steps: int,
+        *,
+        evaluates: bool,
+        enabled: bool,
+        shown: Callable[[str, float], str] | None = None,
+    ) -> None:
+        """Begin with a run from where it is to the end of the plan, or of this call of `train()`, at `total_steps`."""
+        evaluations = [plan.eval_updates] if evaluates else []
+        in_updates = {EVALUATION: evaluations, SAVING: [plan.save_updates, *evaluations]}
+        ends = [plan.updates_in_epoch, plan.total_updates]
+        steps_between = {what: mean_distance(ends + each) * plan.accumulation for what, each in in_updates.items()}
+        total_epochs = plan.num_epochs if state.call_end is None else None
+        self.begin(
+            total_steps, total_epochs, state.global_step, enabled=enabled, steps_between=steps_between, shown=shown
+        )
 
     def advance(
         self, step: int, epoch: int, samples: int, loss: SupportsFloat | None, learning_rate: float | None

@@ -21,15 +21,16 @@ from hezar_train.loop import Context, Verbs
 from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
+from hezar_train.terminal.progress import EVALUATION, SAVING
 from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.run_files import RunFiles, RunFolder
 from hezar_train.trainer.train_data import RunSetup
 from hezar_train.trainer.train_step import Optimization
 
-__all__ = ["EVALUATION", "SAVING", "RunActions", "TimeSpent"]
+__all__ = ["RunActions", "TimeSpent"]
 
-DATA, EVALUATION, SAVING, TRAINING = "data", "evaluation", "saving", "training"
+DATA, TRAINING = "data", "training"
 SECONDS_BETWEEN_NOTES = 30.0
 OWN_NAMES = frozenset({"train.step_loss", *RESERVED_NAMES})  # rows hold the mean of the one, and have the others
 T = TypeVar("T")

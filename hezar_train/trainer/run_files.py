@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import is_disk_full, write_atomically
@@ -35,9 +35,6 @@ from hezar_train.run_folder import read_file, remove_files
 from hezar_train.run_layout import DROPPED_SUFFIX, EVENTS_PREFIX, PREVIOUS_FOLDER, RunLayout, step_of
 from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 __all__ = ["RunFiles", "RunFolder", "append_row", "last_logged"]
 
@@ -185,13 +182,17 @@ class RunFiles:
         state.logs_dir = str(logs.relative_to(folder.root) if logs.is_relative_to(folder.root) else logs.absolute())
         self._root, self._storage = folder.root, storage
         kept = self._drop_what_follows(folder, state, logs)
-        self._tracking: Accelerator | None = None
         self.ledger = Ledger(folder.ledger)
         try:
             self._open_logs(logs, csv_file, kept)
             if config.trackers is None or "tensorboard" in config.trackers:
-                storage.writers.append(_tensorboard(logs, kept, state.global_step))
-            self._follow_trackers(runtime, folder.root.name, config)
+                storage.writers.append(
+                    TensorBoardWriter(logs)
+                    if kept is None
+                    else TensorBoardWriter.resumed(logs, kept, state.global_step)
+                )
+            if trackers := TrackerWriter.following(runtime.accelerator, folder.root.name, config):
+                storage.writers.append(trackers)
             self._add_own(build_writers(), folder, state)
         except BaseException:
             self.close()
@@ -205,18 +206,6 @@ class RunFiles:
         if kept is not None:
             table.rebuild(kept)
             self._storage.recall(kept)
-
-    def _follow_trackers(self, runtime: Runtime, name: str, config: TrainerConfig) -> None:
-        """Pass rows on to the Accelerator's trackers as well, starting those that the config names."""
-        accelerator = runtime.accelerator
-        if accelerator.log_with and not accelerator.trackers:
-            facts = {
-                key: value for key, value in config.to_dict().items() if isinstance(value, str | int | float | bool)
-            }
-            accelerator.init_trackers(name, config=facts)
-            self._tracking = accelerator
-        if accelerator.trackers:
-            self._storage.writers.append(TrackerWriter(accelerator))
 
     def flush(self) -> dict[str, int]:
         """Hand all lines to the operating system; return the sizes that a checkpoint taken now must keep."""
@@ -258,18 +247,7 @@ class RunFiles:
     def close(self) -> None:
         """Flush and close everything."""
         self.ledger.close()
-        try:
-            self._storage.close()
-        finally:
-            self._finish_trackers()
-
-    def _finish_trackers(self) -> None:
-        """End the trackers that were started here; those of a user go on."""
-        if self._tracking is None:
-            return
-        started, self._tracking.trackers = self._tracking.trackers, []
-        for tracker in started:
-            tracker.finish()
+        self._storage.close()
 
     def _drop_what_follows(self, folder: RunFolder, state: TrainerState, logs: Path) -> list[Row] | None:
         """Cut the files back to the checkpoint; return the rows kept, None at a fresh start."""
@@ -313,11 +291,3 @@ def last_logged(folder: RunFolder, state: TrainerState, name: str) -> float | No
         return None
     found = [row.values[name] for row in rows if name in row.values and row.step <= state.global_step]
     return found[-1] if found else None
-
-
-def _tensorboard(logs: Path, kept: list[Row] | None, step: int) -> TensorBoardWriter:
-    if kept is None:
-        return TensorBoardWriter(logs)
-    writer = TensorBoardWriter(logs, purge_step=step)
-    writer.write([row for row in kept if row.step == step])
-    return writer

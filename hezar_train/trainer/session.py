@@ -31,13 +31,13 @@ from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.terminal.display import num_parameters
-from hezar_train.terminal.progress import mean_distance
+from hezar_train.terminal.progress import SAVING
 from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.environment import record_environment, threads_before
 from hezar_train.trainer.intervals import Due
 from hezar_train.trainer.loss_weight import Weigher
 from hezar_train.trainer.model_runner import DeviceHold
-from hezar_train.trainer.run_actions import EVALUATION, SAVING, RunActions
+from hezar_train.trainer.run_actions import RunActions
 from hezar_train.trainer.run_files import RunFiles, RunFolder
 from hezar_train.trainer.run_status import RoutineResult, RunStatus
 from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
@@ -259,18 +259,6 @@ class RunSession:
             step=self.state.global_step,
         )  # fmt: skip
 
-    def _begin_progress(self) -> None:
-        """Show the run from here on; its pace allows for saves and evaluations, which come after so many steps."""
-        plan, state = self.setup.plan, self.state
-        evaluations = [plan.eval_updates] if self.setup.evaluates else []
-        in_updates = {EVALUATION: evaluations, SAVING: [plan.save_updates, *evaluations]}
-        ends = [plan.updates_in_epoch, plan.total_updates]
-        steps_between = {what: mean_distance(ends + each) * plan.accumulation for what, each in in_updates.items()}
-        self.progress.begin(
-            self.status.total_steps, plan.num_epochs if state.call_end is None else None, state.global_step,
-            enabled=self.runtime.is_main, steps_between=steps_between, shown=self.handler.shown,
-        )  # fmt: skip
-
     @contextmanager
     def _brought_to_an_end(self) -> Iterator[None]:
         """Give pushes up if the body fails; let all processes leave together, unless one of them has failed."""
@@ -291,7 +279,10 @@ class RunSession:
     @contextmanager
     def _files_open(self) -> Iterator[None]:
         """Show progress, open the run's files and begin to push, on the main process; close what was opened."""
-        self._begin_progress()
+        self.progress.begin_run(
+            self.setup.plan, self.state, self.status.total_steps, evaluates=self.setup.evaluates,
+            enabled=self.runtime.is_main, shown=self.handler.shown,
+        )  # fmt: skip
         try:
             self._files = self.runtime.processes.on_main(self._open_run_files)
             self._share_what_the_folder_changed()

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCard
 
 from hezar_train.hub import push_run
 from hezar_train.hub.card import BEGIN, END, PIPELINE_TAGS, RunFacts, render_card
-from hezar_train.hub.layout import SavedRun, stage
+from hezar_train.hub.pushed_files import SavedRun, stage
 from hezar_train.types import TaskType
 from tests.hub.runs import METRICS, REPO, HandmadeRun, finished_run
 from tests.hub.server import LoopbackHub

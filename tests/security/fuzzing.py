@@ -49,7 +49,7 @@ from hezar_train.events import Ledger
 from hezar_train.hooks import Checkpointed, EvalHook, PeriodicWriter
 from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_records, fetch_weights
 from hezar_train.hub.card import RunFacts, render_card
-from hezar_train.hub.layout import SavedRun
+from hezar_train.hub.pushed_files import SavedRun
 from hezar_train.plan import Plan
 from hezar_train.report import write_report
 from hezar_train.report.read import read_run, saved_checkpoints, starts_of, time_split

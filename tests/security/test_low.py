@@ -30,7 +30,7 @@ from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, pr
 from hezar_train.events import CSVWriter
 from hezar_train.hub.card import RunFacts, render_card
 from hezar_train.hub.client import _retry_after_seconds
-from hezar_train.hub.layout import SavedRun
+from hezar_train.hub.pushed_files import SavedRun
 from hezar_train.launch import agent
 from hezar_train.runtime.console import make_visible
 from hezar_train.terminal import Progress, print_facts

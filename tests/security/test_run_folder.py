@@ -15,7 +15,7 @@ import torch
 from hezar_train import Trainer, TrainerConfig
 from hezar_train.checkpoint import Checkpointer, CheckpointStore, RunLock, load_round, write_round
 from hezar_train.errors import CheckpointError, ConfigError
-from hezar_train.hub.layout import SavedRun, stage
+from hezar_train.hub.pushed_files import SavedRun, stage
 from hezar_train.run_folder import RunFolderError, open_file, plain_path, read_file
 from hezar_train.run_layout import RunLayout, refuse_dirs_outside
 from hezar_train.trainer.run_files import RunFolder

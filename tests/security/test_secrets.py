@@ -19,8 +19,8 @@ from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, HubError
 from hezar_train.events import read_rows
 from hezar_train.hub.client import refuse_secrets
-from hezar_train.hub.layout import SavedRun, stage
 from hezar_train.hub.push import HubRecord, PushOutcome, push_run
+from hezar_train.hub.pushed_files import SavedRun, stage
 from hezar_train.recipes import load_recipe
 from hezar_train.trainer.environment import command_line
 from tests.hub.conftest import hub as hub  # noqa: PLC0414 - the fixture

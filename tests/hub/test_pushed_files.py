@@ -13,7 +13,7 @@ from hezar_train.checkpoint import Checkpoint, Contents, read_tensors
 from hezar_train.checkpoint.shard_files import Box, Place, write_shards
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub import PushNames, PushTarget, push_run
-from hezar_train.hub.layout import SavedRun, SupersededError, remove_leftovers, stage
+from hezar_train.hub.pushed_files import SavedRun, SupersededError, remove_leftovers, stage
 from tests.hub.runs import PUSHED_LOGS, HandmadeRun, finished_run
 
 TRAIN_FILES = {
