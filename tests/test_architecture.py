@@ -131,6 +131,16 @@ def test_a_file_below_the_line_does_not_know_what_is_above(path: Path) -> None:
     assert not known & ABOVE_THE_LINE
 
 
+@pytest.mark.parametrize(
+    "path", [one for one in _modules() if _part(one) not in ABOVE_THE_LINE and one.stem != "__init__"], ids=_name
+)
+def test_a_file_below_the_line_is_in_the_drawing_of_its_room(path: Path) -> None:
+    drawing = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    rooms = re.split(r"^  (?=\w)", drawing, flags=re.MULTILINE)
+    room = next((one for one in rooms if re.match(rf"{_part(path)}\b|errors  types", one)), "")
+    assert path.stem == "__main__" or re.search(rf"\b{path.stem}\b", room)
+
+
 def test_the_trainer_inherits_from_nobody_and_is_small() -> None:
     from hezar_train import Trainer
 

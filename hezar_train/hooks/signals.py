@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from hezar_train.runtime.console import ERASE_BELOW, can_draw_on, columns_of, fold_lines
+from hezar_train.runtime.logging import ERASE_BELOW, can_draw_on, columns_of, fold_lines
 
 __all__ = ["StopFlag"]
 

@@ -15,13 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from hezar_train.errors import HezarTrainError, HubError
 from hezar_train.hub.client import HubUnreachableError, Pace, Repository, redact
 from hezar_train.hub.push import DONE, FAILED, SUPERSEDED, UNFINISHED, HubRecord, Push, PushOutcome, PushTarget
 from hezar_train.hub.pushed_files import SavedRun, SupersededError, remove_leftovers
 from hezar_train.run_layout import HUB_FILE
+
+if TYPE_CHECKING:
+    from hezar_train.config import TrainerConfig
 
 __all__ = ["Pusher"]
 
@@ -60,6 +63,19 @@ class Pusher:
         self._is_open = True
         self._is_finished = False
         self._thread = threading.Thread(target=self._run, name="hub-pusher", daemon=True)
+
+    @classmethod
+    def started(cls, config: TrainerConfig, run_folder: Path) -> Self | None:
+        """Return what pushes a run as its config says, started; None if it does not ask for it."""
+        if not config.push_to_hub:
+            return None
+        target = PushTarget(
+            str(config.hub_model_id), config.hub_revision, config.hub_private, config.hub_strategy,
+            metadata=config.hub_card,
+        )  # fmt: skip
+        pusher = cls(run_folder, target)
+        pusher.start()
+        return pusher
 
     def start(self) -> None:
         """Start the thread, which makes the repository first: a Hub that does not answer now is a warning."""

@@ -7,7 +7,7 @@ The modules:
     messages        values as bytes, to be sent, and back
     data_parallel   each process has a copy of the model
     sharding        each process has a share of it (FSDP2)
-    console         what the package says on a terminal
+    logging         what the package says on a terminal, through Python's logging
 """
 
 from hezar_train.runtime.accelerator import (
@@ -18,8 +18,8 @@ from hezar_train.runtime.accelerator import (
     to_device,
     use_threads,
 )
-from hezar_train.runtime.console import logger
 from hezar_train.runtime.data_parallel import DataParallel, SyncedBatchNorm
+from hezar_train.runtime.logging import logger
 from hezar_train.runtime.processes import Processes, Runtime
 from hezar_train.runtime.sharding import data_parallel_of
 

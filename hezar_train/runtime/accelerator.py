@@ -36,8 +36,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError
-from hezar_train.runtime.console import logger, make_visible
 from hezar_train.runtime.data_parallel import convert_sync_batchnorm
+from hezar_train.runtime.logging import logger, make_visible
 from hezar_train.runtime.processes import Runtime
 from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
 

@@ -20,7 +20,7 @@ from hezar_train.errors import printable
 from hezar_train.optim import Pace, Schedule
 from hezar_train.plan import Plan
 from hezar_train.runtime import Runtime
-from hezar_train.runtime.console import can_draw_on, columns_of, folded
+from hezar_train.runtime.logging import can_draw_on, columns_of, folded
 from hezar_train.state import TrainerState
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, SupportsFloat, TextIO
 
 from hezar_train.errors import printable
-from hezar_train.runtime.console import ERASE_BELOW, columns_of, fold_lines
+from hezar_train.runtime.logging import ERASE_BELOW, columns_of, fold_lines
 from hezar_train.terminal.display import Painter, can_draw_on, send
 
 if TYPE_CHECKING:

@@ -42,6 +42,7 @@ from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.context_names import context_names
+from hezar_train.trainer.data_setup import RunSetup, TrainData
 from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.finetuning import Finetuning
 from hezar_train.trainer.loss_weight import Weigher, counts_labels, label_counter
@@ -53,7 +54,6 @@ from hezar_train.trainer.run_actions import RunActions
 from hezar_train.trainer.run_files import RunFolder
 from hezar_train.trainer.run_status import RunStatus
 from hezar_train.trainer.session import RunSession
-from hezar_train.trainer.train_data import RunSetup, TrainData
 from hezar_train.trainer.train_step import Optimization, TrainStep, UpdateLog
 from hezar_train.types import Mode
 

@@ -71,10 +71,10 @@ from hezar_train.run_layout import BASE_FILE, MODEL_CONFIG_FOLDER, PREPROCESSOR_
 from hezar_train.runtime import Processes, Runtime, logger
 from hezar_train.runtime.sharding import is_sharded
 from hezar_train.state import TrainerState
+from hezar_train.trainer.data_setup import RunSetup
 from hezar_train.trainer.finetuning import freeze_as_saved
 from hezar_train.trainer.optimizer_setup import parameters_of
 from hezar_train.trainer.run_files import RunFolder
-from hezar_train.trainer.train_data import RunSetup
 from hezar_train.trainer.train_step import Optimization
 
 __all__ = ["Checkpointing", "choose_checkpoint", "find_checkpoint", "going_on", "load_initial_weights", "write_weights"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hezar_train.checkpoint import unwrap
 from hezar_train.data import SPLITS, batch_length
 from hezar_train.loop import Alias, Context, Fixed, Loop
+from hezar_train.trainer.data_setup import RunSetup
 from hezar_train.trainer.model_runner import labels_of
-from hezar_train.trainer.train_data import RunSetup
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:

@@ -31,13 +31,13 @@ from hezar_train.plan import UNLIMITED, Plan, one_pass
 from hezar_train.runtime import DataParallel, Processes, Runtime, to_device
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
+from hezar_train.trainer.data_setup import NamedSet, RunSetup, TrainData, named_sets, one_set
 from hezar_train.trainer.generation import generates, generator_of
 from hezar_train.trainer.loss_weight import Weigher
 from hezar_train.trainer.model_runner import DeviceHold, as_outputs, labels_of, others_of
 from hezar_train.trainer.predictions import PredictionFile, PredictionSteps, write_predictions
 from hezar_train.trainer.report_samples import Drawn, ReportDetails, WorstSamples
 from hezar_train.trainer.rollback import untouched_model
-from hezar_train.trainer.train_data import NamedSet, RunSetup, TrainData, named_sets, one_set
 from hezar_train.types import Mode
 
 __all__ = [

@@ -16,7 +16,7 @@ from hezar_train.loop import Context, Fit
 from hezar_train.plan import is_due
 from hezar_train.runtime import Processes
 from hezar_train.state import TrainerState
-from hezar_train.trainer.train_data import RunSetup
+from hezar_train.trainer.data_setup import RunSetup
 
 __all__ = ["Actions", "Due"]
 

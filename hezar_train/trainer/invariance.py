@@ -17,9 +17,9 @@ from torch import nn
 from hezar_train.data import preserved_randomness
 from hezar_train.errors import DataError
 from hezar_train.events import EventStorage
+from hezar_train.trainer.data_setup import size_of
 from hezar_train.trainer.evaluator import evaluation_mode
 from hezar_train.trainer.model_runner import as_outputs, labels_of, others_of
-from hezar_train.trainer.train_data import size_of
 
 if TYPE_CHECKING:
     from hezar_train.trainer.assemble import Parts

@@ -31,10 +31,10 @@ from hezar_train.optim import Schedule
 from hezar_train.plan import UNLIMITED, End
 from hezar_train.runtime import DataParallel, Runtime, logger
 from hezar_train.state import TrainerState
+from hezar_train.trainer.data_setup import evaluation_sets
 from hezar_train.trainer.model_runner import Regularizer
 from hezar_train.trainer.own_code import OwnSteps
 from hezar_train.trainer.rollback import untouched
-from hezar_train.trainer.train_data import evaluation_sets
 from hezar_train.trainer.train_step import Optimization, TrainStep
 from hezar_train.types import Mode
 

@@ -22,9 +22,9 @@ from hezar_train.plan import Plan, keeping_ticks, schedule_changes
 from hezar_train.state import TrainerState
 from hezar_train.trainer.assemble import Parts
 from hezar_train.trainer.context_names import setup_names
+from hezar_train.trainer.data_setup import RunSetup
 from hezar_train.trainer.door_names import door_of
 from hezar_train.trainer.optimizer_setup import driven_settings, reset_driven
-from hezar_train.trainer.train_data import RunSetup
 
 __all__ = [
     "FOLLOWED",

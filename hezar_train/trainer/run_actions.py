@@ -23,9 +23,9 @@ from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.terminal.progress import EVALUATION, SAVING
 from hezar_train.trainer.checkpointing import Checkpointing
+from hezar_train.trainer.data_setup import RunSetup
 from hezar_train.trainer.evaluator import Evaluator
 from hezar_train.trainer.run_files import RunFiles, RunFolder
-from hezar_train.trainer.train_data import RunSetup
 from hezar_train.trainer.train_step import Optimization
 
 __all__ = ["RunActions", "TimeSpent"]

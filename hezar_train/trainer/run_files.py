@@ -1,9 +1,10 @@
 """The files of a run: its folder, and what is open in it while it trains.
 
-`RunFolder` keeps records of evaluations and the best checkpoint, and moves an earlier run aside; a folder in which a
-link would lead any of this elsewhere is refused at once. `RunFiles` holds the append-only files of a run that trains:
-metrics, CSV, TensorBoard, trackers, ledger. At a resume everything past the checkpoint is moved to `*.dropped` first,
-so that every value is there once. Nothing is ever deleted here but pictures of old evaluations.
+`RunFolder` keeps the config and the plan that a run goes by, records of evaluations and of the best checkpoint, and
+moves an earlier run aside; a folder in which a link would lead any of this elsewhere is refused at once. `RunFiles`
+holds the append-only files of a run that trains: metrics, CSV, TensorBoard, trackers, ledger. At a resume everything
+past the checkpoint is moved to `*.dropped` first, so that every value is there once. Nothing is ever deleted here but
+pictures of old evaluations.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Self
 
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import is_disk_full, write_atomically
+from hezar_train.data import Lengths
 from hezar_train.errors import DataError, HezarTrainError
 from hezar_train.events import (
     METRICS_FILE,
@@ -31,6 +33,7 @@ from hezar_train.events import (
     keep_until,
     read_rows,
 )
+from hezar_train.plan import Plan
 from hezar_train.run_folder import read_file, remove_files
 from hezar_train.run_layout import DROPPED_SUFFIX, EVENTS_PREFIX, PREVIOUS_FOLDER, RunLayout, step_of
 from hezar_train.runtime import Runtime, logger
@@ -89,6 +92,13 @@ class RunFolder(RunLayout):
             return target / path.relative_to(self.root)
         names = (path.with_name(f"{path.name}-{PREVIOUS_FOLDER}-{number}") for number in itertools.count(1))
         return next(name for name in names if not name.exists())
+
+    def write_settings(self, config: TrainerConfig, config_file: str, plan: Plan, lengths: Lengths | None) -> None:
+        """Write what the run really goes by: its config, its plan, and the lengths of its samples where they count."""
+        config.save(self.root, config_file)
+        plan.save(self.plan)
+        if lengths is not None:
+            lengths.save(self.lengths)
 
     def record_evaluation(self, step: int, epoch: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
         """Write an evaluation's result, once and whole."""

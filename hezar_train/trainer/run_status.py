@@ -16,9 +16,9 @@ from hezar_train.metrics import MetricsHandler
 from hezar_train.plan import End
 from hezar_train.runtime import Runtime, logger
 from hezar_train.state import TrainerState
+from hezar_train.trainer.data_setup import RunSetup
 from hezar_train.trainer.optimizer_setup import FirstSettings
 from hezar_train.trainer.run_files import RunFolder, last_logged
-from hezar_train.trainer.train_data import RunSetup
 from hezar_train.trainer.train_step import Optimization
 
 __all__ = ["RoutineResult", "RunStatus"]

@@ -18,11 +18,10 @@ import torch
 from torch import nn
 
 from hezar_train.checkpoint import Checkpoint, RunLock, unwrap
-from hezar_train.config import TrainerConfig
 from hezar_train.errors import HookError, TrainingInterrupted
 from hezar_train.events import FAILED, FEWER_ROWS, FINISHED, INTERRUPTED, EventStorage
 from hezar_train.hooks.signals import StopFlag
-from hezar_train.hub import HubRecord, Pusher, PushTarget
+from hezar_train.hub import HubRecord, Pusher
 from hezar_train.loop import Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import idle_part, idle_warning
@@ -33,6 +32,7 @@ from hezar_train.terminal import Progress
 from hezar_train.terminal.display import num_parameters
 from hezar_train.terminal.progress import SAVING
 from hezar_train.trainer.checkpointing import Checkpointing
+from hezar_train.trainer.data_setup import RunSetup, evaluation_sets, size_of
 from hezar_train.trainer.environment import record_environment, threads_before
 from hezar_train.trainer.intervals import Due
 from hezar_train.trainer.loss_weight import Weigher
@@ -40,7 +40,6 @@ from hezar_train.trainer.model_runner import DeviceHold
 from hezar_train.trainer.run_actions import RunActions
 from hezar_train.trainer.run_files import RunFiles, RunFolder
 from hezar_train.trainer.run_status import RoutineResult, RunStatus
-from hezar_train.trainer.train_data import RunSetup, evaluation_sets, size_of
 from hezar_train.trainer.train_step import TrainStep, UpdateLog
 
 __all__ = ["RunSession"]
@@ -173,7 +172,7 @@ class RunSession:
     def result_when_finished(self, get_parameters: Callable[[], Any]) -> RoutineResult:
         """Tell that the run is done, push what is not on the Hub yet, and return what it found."""
         if self.runtime.is_main and not HubRecord(self.folder.hub).is_uploaded(self.state.global_step):
-            self._pusher = pusher_of(self.setup.config, self.folder)
+            self._pusher = Pusher.started(self.setup.config, self.folder.root)
             self.finish_pushes()
         return self.status.result_when_finished(get_parameters)
 
@@ -237,10 +236,9 @@ class RunSession:
     def _enter_folder(self) -> None:
         """Make the folder this run's own and write down what it is about to do."""
         self.checkpointing.take_over_folder()
-        self.setup.config.save(self.folder.root, self.config_file)
-        self.setup.plan.save(self.folder.plan)
-        if (by_length := getattr(self.setup.source, "by_length", None)) is not None:
-            by_length.lengths.save(self.folder.lengths)
+        by_length = getattr(self.setup.source, "by_length", None)
+        lengths = None if by_length is None else by_length.lengths
+        self.folder.write_settings(self.setup.config, self.config_file, self.setup.plan, lengths)
         self._record_environment()
 
     def _record_environment(self) -> None:
@@ -287,7 +285,7 @@ class RunSession:
             self._files = self.runtime.processes.on_main(self._open_run_files)
             self._share_what_the_folder_changed()
             self.log_of_updates.open(None if self._files is None else self._files.ledger)
-            self._pusher = pusher_of(self.setup.config, self.folder) if self.runtime.is_main else None
+            self._pusher = Pusher.started(self.setup.config, self.folder.root) if self.runtime.is_main else None
             self.actions.open(self._files, self._pusher)
             yield
         finally:
@@ -341,18 +339,6 @@ class RunSession:
                 fewer = getattr(self.setup.source, FEWER_ROWS, None)  # sources of streams do not compare
                 noted = {} if fewer is None else {FEWER_ROWS: list(fewer)}
                 self.folder.amend_start({"seconds": self.actions.spent.split(), "end": end, **noted})
-
-
-def pusher_of(config: TrainerConfig, folder: RunFolder) -> Pusher | None:
-    """Return what pushes this run, started; None if the config does not ask for it."""
-    if not config.push_to_hub:
-        return None
-    target = PushTarget(
-        str(config.hub_model_id), config.hub_revision, config.hub_private, config.hub_strategy, metadata=config.hub_card
-    )
-    pusher = Pusher(folder.root, target)
-    pusher.start()
-    return pusher
 
 
 def _end_of(error: BaseException) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from hezar_train.terminal.display import facts_of
 from hezar_train.trainer import export
 from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
 from hezar_train.trainer.checkpointing import choose_checkpoint, going_on
+from hezar_train.trainer.data_setup import LengthFinder, RunSetup, ScheduleDefaults, TrainData, size_of
 from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors, refuse_methods_of_others
 from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.generation import decoder_of, label_names_of
@@ -73,7 +74,6 @@ from hezar_train.trainer.reconfigure import (
 from hezar_train.trainer.report_samples import Drawn
 from hezar_train.trainer.run_files import RunFolder, append_row
 from hezar_train.trainer.run_status import RoutineResult
-from hezar_train.trainer.train_data import LengthFinder, RunSetup, ScheduleDefaults, TrainData, size_of
 from hezar_train.types import Mode
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from hezar_train.hub.card import RunFacts, render_card
 from hezar_train.hub.client import _retry_after_seconds
 from hezar_train.hub.pushed_files import SavedRun
 from hezar_train.launch import agent
-from hezar_train.runtime.console import make_visible
+from hezar_train.runtime.logging import make_visible
 from hezar_train.terminal import Progress, print_facts
 from hezar_train.trainer.predictions import PredictionFile
 from tests.security.hostile import data, make_trainer, sealed

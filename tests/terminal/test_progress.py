@@ -15,7 +15,7 @@ import torch
 
 from hezar_train.events import Row
 from hezar_train.hooks import StopFlag
-from hezar_train.runtime.console import make_visible
+from hezar_train.runtime.logging import make_visible
 from hezar_train.terminal import progress as module
 from hezar_train.terminal.progress import Progress
 from tests.terminal.streams import CountingStream, Terminal, without_colours

@@ -16,8 +16,8 @@ from hezar_train.loop import Context, Fit, HookSet, Routine
 from hezar_train.plan import make_plan
 from hezar_train.runtime import Processes
 from hezar_train.state import TrainerState
+from hezar_train.trainer.data_setup import RunSetup
 from hezar_train.trainer.intervals import Due
-from hezar_train.trainer.train_data import RunSetup
 from hezar_train.types import Mode
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not a multiple of gradient_accumulation_steps")

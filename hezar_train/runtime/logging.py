@@ -1,4 +1,4 @@
-"""The console: messages for a user who has not set up logging, and what every writer to a terminal has to know of it.
+"""The package's logger: what it says to a user who has not set up logging, and what a writer to a terminal must know.
 
 Below the cursor there may be a progress bar: whoever writes a line erases it first, and it is drawn again in a moment.
 """

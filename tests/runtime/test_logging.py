@@ -7,7 +7,7 @@ import sys
 # each scene starts where a fresh interpreter does: no handlers anywhere
 SCENES = """
 import io, logging, os, sys
-from hezar_train.runtime.console import logger, make_visible
+from hezar_train.runtime.logging import logger, make_visible
 
 def fresh():
     for log in (logger, logging.getLogger()):
