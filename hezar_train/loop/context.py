@@ -66,7 +66,7 @@ class Step:
     loss_regular: Any
     """What a regulariser adds to it; until the batch ends."""
     loss_task: Any
-    """What is trained on instead of both, if a hook assigned it; until the batch ends."""
+    """What is trained on instead of both, if a hook assigned it (`loss` is still logged); until the batch ends."""
     window_loss: Any
     """The weighted loss of this process's micro-batches of the window so far, on the device; `loss_value` is all's."""
     is_loss_noted: bool
@@ -76,7 +76,10 @@ class Step:
     grad_norm: float | None
     """The norm of the update's gradients before they are clipped; until the next update."""
     applied: bool
-    """Whether the optimizer has stepped: the hook `step` says so, or `OwnSteps` of a user's own step."""
+    """Whether the update is done: the hook `step` says so, or `OwnSteps` of a user's own step.
+
+    Where nothing has read the loss (no `guard`), the end of the batch takes the update for done unless it was skipped.
+    """
     is_skipped: bool
     """Whether the scaler has skipped the update, because a gradient had overflowed."""
     is_own: bool

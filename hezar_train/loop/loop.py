@@ -226,6 +226,8 @@ class Routine:
 
     def __init__(self, ctx: Context, hooks: HookSet, mode: Mode, split: str) -> None:
         self._ctx, self.mode, self.split, self.is_ending = ctx, mode, split, False
+        self.left_uncounted = False
+        """Whether something failed after an update was applied and before it was counted."""
         self._calls, self._sets = self.calls_of(hooks), self.sets_of(hooks)
         # at hand without a look-up, which costs more than an empty moment
         self.forward_calls = self._calls[Moment.BATCH_FORWARD]
@@ -240,6 +242,10 @@ class Routine:
     def sets_of(self, hooks: HookSet) -> list[HookSet]:
         """Return the sets that are not to be changed while the routine runs."""
         return [hooks]
+
+    def has_applied(self) -> bool:
+        """Tell whether the batch under way has changed weights."""
+        return bool(self._ctx.step.applied)
 
     def fire(self, moment: Moment) -> None:
         """Run a moment's hooks."""
@@ -317,6 +323,8 @@ class Routine:
                     for call in ends:
                         call(ctx)
                 finally:
+                    if not step.is_counted and self.has_applied():
+                        self.left_uncounted = True
                     ctx.clear(Lifecycle.BATCH)
                     if tell_filler is not None:
                         tell_filler(False)
@@ -445,7 +453,7 @@ class Fit:
                 f"the training data gave no sample in epoch {state.epoch}; expected at least one in each. Look at what "
                 "its __iter__ yields, and whether it begins anew when it is called again."
             )
-        # no step: resumed exactly where a stream ended, or hooks that do not count
+        # no step was left: a resume began exactly where a stream ends, or hooks have made the epoch shorter
         if not went_on or state.epoch_step >= self.batches_in_epoch:
             state.epoch_finished = True
 

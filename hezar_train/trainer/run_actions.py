@@ -181,9 +181,10 @@ class RunActions:
         if self.setup.evaluates:
             recorded = self._recorded()
             metrics, details = self._evaluate() if recorded is None else (recorded, {})
-            # A run whose record says that it stopped does not come here again: `RunStatus.is_finished` has seen to it.
+            # The record of a call among many may say that it stops here; any other run that a record has stopped was
+            # found finished before it came here (`RunStatus.is_finished`).
             if not self.setup.config.accept_changes:  # else the record is judged by the new settings
-                recorded_reason = self._recorded_reason()  # read on all processes, because reading it is a collective
+                recorded_reason = self._recorded_reason()  # on all processes: what the main one reads is shared
                 state.stop_reason = state.stop_reason or recorded_reason
             found |= {f"evaluation.{name}": value for name, value in metrics.items()}
             self._write({name: value for name, value in found.items() if name.startswith("evaluation.")})

@@ -78,6 +78,7 @@ class RunSession:
         self._files: RunFiles | None = None
         self._pusher: Pusher | None = None
         self._fit: Fit | None = None
+        self._has_uncounted_update = False  # of a call that failed after it was applied and before it was counted
         self._due = Due(self.setup, self.state, self.flag, self.actions, self.runtime.processes)
 
     def follow(self, setup: RunSetup) -> None:
@@ -124,6 +125,7 @@ class RunSession:
         self.train_step.forget_open_window()  # of a step that failed: it is none of the checkpoint's
         self.checkpointing.restore(checkpoint)
         self._due.forget()
+        self._has_uncounted_update = False
 
     def make_fit(self, hooks: HookSet | None = None, split: str = "train") -> Fit:
         """Return the rest of the run, or of this call, as a walk of the loop."""
@@ -141,14 +143,19 @@ class RunSession:
         self.walk_fit(self.make_fit(hooks, split))
 
     def walk_fit(self, fit: Fit) -> None:
-        """Walk to the end of a fit; first comes what still follows the save that it goes on from: evaluation, best."""
+        """Walk to the end of a fit.
+
+        After the hooks of FIT_START comes what still follows the save that it goes on from: its evaluation, its best.
+        """
         self._due.begin(fit)
         self.train_step.begin()
         self._fit = fit
         try:
             self.loop.fit(fit, self._conclude_pending)
-            self._due.save_requested = False  # by the last evaluation: of the update that was saved before it
+            # A hook of the last evaluation may have asked for a save: of an update that was saved before it already.
+            self._due.save_requested = False
         finally:
+            self._has_uncounted_update = fit.routine.left_uncounted
             self._fit = None
 
     def _tell_of_idle_updates(self, hooks: HookSet) -> None:
@@ -211,11 +218,12 @@ class RunSession:
         At the end, in this order: the data's workers end, the save under way is waited for, a lost one is told, files
         are closed, the processes wait for one another, how it ended is noted, the signal handlers are put back.
         """
+        self._refuse_uncounted_update()
         with self.flag, self.storage, self.hold.held():
             self.train_step.forget_open_window()  # of a failed call, and what a user's own backward left behind
             self.runtime.processes.on_main(self._enter_folder)
             with self._end_noted():
-                if self.setup.config.accept_changes:  # `RunStatus.is_finished` has overlooked it, too
+                if self.setup.config.accept_changes:  # then a stop of before ends nothing: `RunStatus.is_stopped`
                     self.state.stop_reason = None
                 self.checkpointing.place_source()
                 with self._brought_to_an_end(), self._files_open():
@@ -224,6 +232,15 @@ class RunSession:
                         yield
                         self.actions.log_rest()
                     self.actions.refuse_lost_end()
+
+    def _refuse_uncounted_update(self) -> None:
+        """Raise if the weights are ahead of the counters: the same samples would be trained on a second time."""
+        if self._has_uncounted_update:
+            raise HookError(
+                "the last call of train() failed after its update was applied and before it was counted, so going on "
+                "would train on the same samples twice. Build the Trainer again, with resume_from_checkpoint=True to "
+                "go on from the newest checkpoint. What may fail in a hook belongs to on_gradients or on_batch_end."
+            )
 
     def finish_pushes(self) -> None:
         """Push the end of the run, and wait for it as long as the config says; only the main process does."""

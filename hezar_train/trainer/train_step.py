@@ -16,9 +16,9 @@ With the default hooks an update amounts to this (`docs/examples/plain_loop.py` 
         share = weights[number] / sum of all weights of all processes
         (loss * share).backward()                             # BATCH_BACKWARD
         step += 1                                             # BATCH_END; that of the last one comes after the update
-    gradients = sum over the processes, unscaled              # GRADIENTS
+    gradients = sum over the processes, unscaled              # GRADIENTS (an average of gradients times their number)
     norm, window_loss = read from the device                  # UPDATE: guard
-    if either is not finite: raise, or let the scaler skip
+    if the loss is not finite: raise; if the norm is not: raise, or with a scaler let it skip the step
     gradients *= min(1, max_grad_norm / norm)                 #   clip
     optimizer.step(); gradients = None                        #   step, zero_grad
     update_step += 1; schedule.after_update()                 # BATCH_END: count, schedule; then log, save, evaluate
@@ -269,7 +269,7 @@ class TrainStep:
             self._log.note(state, window, loss)
 
     def forget_open_window(self) -> None:
-        """Take back the steps of a window that a failure left open: they changed no weight."""
+        """Take back the steps of a window that a failure left open before its update: they changed no weight."""
         self._state.global_step -= self._open_steps
         self._state.epoch_step -= self._open_steps
         self._open_steps = 0
@@ -327,7 +327,7 @@ def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tenso
 
 
 class Optimization:
-    """Apply the gradients of a window, once they are known to be finite, and drive the schedule.
+    """Join, unscale, norm and clip the gradients of a window, step the optimizer, and drive the schedule.
 
     The plain optimizer and a cached parameter list are used: Accelerate's wrapper costs more than a small model's step.
     """
@@ -377,7 +377,7 @@ class Optimization:
         return [parameter for parameter in now if id(parameter) not in known]
 
     def begin_window(self) -> None:
-        """Free what a parameter that the optimizer has got since brings along: it is of earlier windows."""
+        """Drop the gradients that parameters added to the optimizer since the last window bring along from before."""
         for parameter in self._list_parameters():
             parameter.grad = None
 
@@ -462,7 +462,7 @@ class Optimization:
             self._own_steps.is_ours = False
 
     def apply(self, norm: float) -> bool:
-        """Do an update of a finite norm: clip, step, free the gradients; return False if the scaler skipped it."""
+        """Do an update whose loss was found finite: clip, step, free the gradients; False if the scaler skipped it."""
         self.clip(norm)
         is_applied = self.step()
         self.zero_grad()

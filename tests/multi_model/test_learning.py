@@ -493,3 +493,18 @@ def test_hook_objects_watch_all_models(tmp_path: Path) -> None:
 def test_a_sweep_over_rates_is_refused_for_there_is_no_one_rate(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are several: small, wide"):
         make_plain(tmp_path).find_lr()
+
+
+def test_a_failure_between_the_steps_of_two_models_is_not_trained_over(tmp_path: Path) -> None:
+    trainer = make_plain(tmp_path, "parallel")
+    before = trainer.models["small"].layers[0].weight.clone()
+
+    def fail(_: Context) -> None:
+        raise OSError("the disk is gone")
+
+    trainer.register_hook_in_train(fail, "on_update", "wide", insert_pos=0)  # the first model has stepped by then
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    assert not torch.equal(trainer.models["small"].layers[0].weight, before)
+    with pytest.raises(HookError, match="would train on the same samples twice"):
+        trainer.train()

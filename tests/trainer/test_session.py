@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hezar_train import Hook, Trainer
-from hezar_train.errors import TrainingInterrupted
+from hezar_train.errors import HookError, TrainingInterrupted
 from hezar_train.events import EventWriter, JSONLinesWriter
 from hezar_train.trainer.run_actions import TimeSpent
 
@@ -119,6 +119,49 @@ def test_a_start_that_failed_before_its_first_step_can_be_made_again(
     trainer.train()
     assert saved_steps() == [5]
     assert [row["step"] for row in logged()] == [5]
+
+
+class FailsOnce:
+    """A hook that fails the third time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, _: Any) -> None:
+        self.calls += 1
+        if self.calls == 3:
+            fail()
+
+
+def test_an_update_that_was_applied_and_not_counted_is_not_trained_a_second_time(toy: Build) -> None:
+    unbroken = toy(save_steps=1)
+    unbroken.train()
+    trainer = toy(save_steps=1)
+    trainer.register_hook_in_train(FailsOnce(), "on_update")  # which comes after the optimizer's step
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    with pytest.raises(HookError, match="going on would train on the same samples twice"):
+        trainer.train()
+    trainer.evaluate(trainer.train_dataset)
+    with pytest.raises(HookError, match="resume_from_checkpoint=True"):
+        trainer.train()
+    again = toy(save_steps=1, resume_from_checkpoint=True)
+    again.train()
+    assert torch.equal(again.model.layer.weight, unbroken.model.layer.weight)
+
+
+@pytest.mark.parametrize("moment", ["on_batch_forward", "on_gradients", "on_batch_end"])
+def test_a_call_that_failed_before_an_update_or_after_its_count_is_finished_by_the_next(
+    toy: Build, moment: str
+) -> None:
+    unbroken = toy()
+    unbroken.train()
+    trainer = toy()
+    trainer.register_hook_in_train(FailsOnce(), moment)
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    trainer.train()
+    assert torch.equal(trainer.model.layer.weight, unbroken.model.layer.weight)
 
 
 def test_where_one_file_cannot_be_opened_no_other_stays_open(toy: Build, tmp_path: Path) -> None:
