@@ -317,8 +317,7 @@ class TrackerWriter(EventWriter):
         """Start the trackers that an Accelerator was asked for, unless the user has; None if there are none."""
         writer = cls(accelerator)
         if accelerator.log_with and not accelerator.trackers:
-            settings = config.to_dict().items()
-            shown = {key: value for key, value in settings if isinstance(value, str | int | float | bool)}
+            shown = dict(_flat_settings(config.to_dict()))
             accelerator.init_trackers(run_name, config=shown)
             writer._has_started = True
         return writer if accelerator.trackers else None
@@ -335,6 +334,17 @@ class TrackerWriter(EventWriter):
         started, self._accelerator.trackers = self._accelerator.trackers, []
         for tracker in started:
             tracker.finish()
+
+
+def _flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings as trackers take them: one plain value for each name, `group.name` for one inside another."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat_settings(value, f"{prefix}{name}.")
+        elif isinstance(value, list | tuple):
+            yield f"{prefix}{name}", ", ".join(map(str, value))
+        elif isinstance(value, str | int | float | bool):
+            yield f"{prefix}{name}", value
 
 
 class CommonMetricPrinter(EventWriter):

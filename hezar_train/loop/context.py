@@ -41,6 +41,7 @@ LIFECYCLE = Lifecycle
 class Step:
     """What one step knows, from its batch to its update; None is what is not known yet, or no longer.
 
+    Through the context such a name raises AttributeError (`ctx.get(name)` returns None), but for `loss_value`.
     Slots, because the loop and the default hooks read and write these names in every step.
     """
 
@@ -74,7 +75,7 @@ class Step:
     loss_value: float | None
     """The loss of the update, over all processes, as a number; known when it is guarded."""
     grad_norm: float | None
-    """The norm of the update's gradients before they are clipped; until the next update."""
+    """The norm of the update's gradients before they are clipped; until the next update. Not known of a user's own."""
     applied: bool
     """Whether the update is done: the hook `step` says so, or `OwnSteps` of a user's own step.
 
@@ -103,7 +104,7 @@ STEP_NAMES = frozenset(Step.__slots__)
 BATCH_NAMES = frozenset({"batch", "outputs", "loss", "loss_regular", "loss_task"})
 """Names of a step that end with its batch."""
 MAY_BE_NONE = frozenset({"loss_value"})
-"""Names of a step that hooks may read before they are known."""
+"""Names of a step that the context shows as None while they are not known; all others raise AttributeError then."""
 OF_THE_ROUTINE = frozenset({"mode", "split", "failed"})
 """Names that every routine sets for itself."""
 OF_THE_LOOP: Mapping[str, str] = {

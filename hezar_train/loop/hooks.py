@@ -115,7 +115,7 @@ class Hook:
         return type(self).__name__
 
     def before_train(self) -> None:
-        """Run once, before the first step."""
+        """Run before the first step of each call of `train()`, also of one that resumes a run."""
 
     def before_step(self) -> None:
         """Run before each step."""
@@ -256,7 +256,7 @@ class HookList(MutableSequence[HookCall]):
         for entry in self._entries:
             if entry.is_required and entry not in changed:
                 raise HookError(_needed(entry.name, self._moment))
-        self._entries[:] = sorted(changed, key=lambda entry: entry.is_last)  # nothing comes after what is due
+        self._entries[:] = sorted(changed, key=lambda entry: entry.is_last)  # what is last stays behind all others
 
 
 def _entry_of(call: HookCall, name: str | None = None, *, is_last: bool = False, is_required: bool = False) -> _Entry:
@@ -318,7 +318,8 @@ class HookSet:
     ) -> None:
         """Add a hook at a moment: before or after a named one, at a position (-1: the end), else at the end.
 
-        The end is before the hook that does what is due (`is_last`). One that is required stays for good.
+        The end is before `due`, which does what is due. `is_last` is for `due` itself: whatever else is registered so
+        runs behind it, so that what it changes is not in that update's checkpoint. One that is required stays for good.
         """
         self.refuse_while_running()
         entries = self._entries[moment_named(moment)]

@@ -57,7 +57,11 @@ DONE_UNGUARDED = "it was applied, because the hook `guard` was taken out, so the
 
 @dataclass(frozen=True)
 class Verbs:
-    """The trainer's methods that a user may override: the only way from the parts up to the trainer."""
+    """The trainer's methods that a user may override and that a step, an evaluation or a save calls.
+
+    Parts reach the trainer through these alone; what is overridden to build something (loaders, the schedule, the
+    weight of a batch) comes to the part that needs it as a function, when it is made.
+    """
 
     inner_training_loop: Callable[[int], Mapping[str, float]]
     run_step: Callable[[], Any]
@@ -243,9 +247,9 @@ class Routine:
         """Return the sets that are not to be changed while the routine runs."""
         return [hooks]
 
-    def has_applied(self) -> bool:
+    def has_applied(self, ctx: Context) -> bool:
         """Tell whether the batch under way has changed weights."""
-        return bool(self._ctx.step.applied)
+        return bool(ctx.step.applied)
 
     def fire(self, moment: Moment) -> None:
         """Run a moment's hooks."""
@@ -323,7 +327,7 @@ class Routine:
                     for call in ends:
                         call(ctx)
                 finally:
-                    if not step.is_counted and self.has_applied():
+                    if not step.is_counted and self.has_applied(ctx):
                         self.left_uncounted = True
                     ctx.clear(Lifecycle.BATCH)
                     if tell_filler is not None:

@@ -103,10 +103,10 @@ class TurnsRoutine(Routine):
         self._models, self._turns, self._interact = models, turns, interact
         super().__init__(ctx, shared, Mode.TRAIN, split)
 
-    def has_applied(self) -> bool:
+    def has_applied(self, ctx: Context) -> bool:
         """Tell whether the batch under way has changed weights of any model."""
-        away = self._ctx.get(PUT_AWAY, {}).values()
-        return super().has_applied() or any(one.get("applied") for one in away)
+        away = ctx.get(PUT_AWAY, {}).values()
+        return super().has_applied(ctx) or any(one.get("applied") for one in away)
 
     def calls_of(self, hooks: HookSet) -> dict[Moment, tuple[HookCall, ...]]:
         """Put the calls of each moment in their order, with the turns between them."""

@@ -100,7 +100,10 @@ class Checkpointing:
         preprocessor: Any,
         facts: Mapping[str, Any],
     ) -> None:
-        """`facts` are what decides a run beside config, plan and data: changing them would be another run."""
+        """`facts` are what decides a run beside config, plan and data: changing them would be another run.
+
+        They are the units of its loss, and what the trainer's `run_facts()` returns.
+        """
         self._setup, self._folder, self._model, self._optimization = setup, folder, model, optimization
         self._processes, self._scaler, self._state, self._storage = runtime.processes, runtime.scaler, state, storage
         self._write_preprocessor = preprocessor_writer(preprocessor)
@@ -232,7 +235,8 @@ class Checkpointing:
         """Return what a checkpoint holds beside model and optimizer by its own state_dict() and load_state_dict().
 
         By the name that it has there, with what messages call it; None is what this run does not have. One more thing
-        to save is one more row here; what is missing in a checkpoint of an earlier version stays as it was built.
+        to save is one more row here. What a checkpoint of an earlier version lacks stays as it was built, but for the
+        schedule, which every version has kept: one without it is refused.
         """
         return {
             "schedule": ("the schedule", self._optimization.schedule),
@@ -333,7 +337,7 @@ class Checkpointing:
 
     @property
     def saves_here(self) -> bool:
-        """Whether this process writes checkpoints."""
+        """Whether this process is the one, or one of those, that write the checkpoints that fall due."""
         return self._writer is not None
 
     @property
@@ -511,9 +515,10 @@ def _refuse_missing(path: Path, store: CheckpointStore) -> None:
 
 
 def find_checkpoint(config: TrainerConfig, folder: RunFolder) -> Checkpoint | None:
-    """Return the checkpoint that the config asks for: the newest that verifies, or the one at a path.
+    """Return the checkpoint that the config asks for: the newest that verifies and makes sense, or the one at a path.
 
-    None if none is asked for, or if there never was one; where there are some and none can be used, it raises.
+    Newer ones that do not are passed over with a warning; one at a path must. None if none is asked for, or if there
+    never was one; where there are some and none can be used, it raises.
     """
     wanted = config.resume_from_checkpoint
     if not wanted:

@@ -7,6 +7,7 @@ of the training is touched: modes, generators and counters are as before afterwa
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import os
@@ -37,7 +38,7 @@ from hezar_train.trainer.loss_weight import Weigher
 from hezar_train.trainer.model_runner import DeviceHold, as_outputs, labels_of, others_of
 from hezar_train.trainer.predictions import PredictionFile, PredictionSteps, write_predictions
 from hezar_train.trainer.report_samples import Drawn, ReportDetails, WorstSamples
-from hezar_train.trainer.rollback import untouched_model
+from hezar_train.trainer.rollback import keepers_of, untouched_model
 from hezar_train.types import Mode
 
 __all__ = [
@@ -104,6 +105,7 @@ class Evaluator:
         self._prediction.register(self.hooks_in_predict)
         self.last_reports: dict[str, EvaluationReport] = {}
         """What the last evaluation found, by the name of each set."""
+        self._first_places: dict[int, tuple[Any, list[Any]]] = {}  # of data that keeps its own place, by the data's id
         self._recorded_sets: list[NamedSet] | None = None  # while an evaluation is made for the record
 
     def make_hooks(self) -> HookSet:
@@ -233,6 +235,7 @@ class Evaluator:
 
     def _pass_over(self, data: Any, routine: Routine, max_batches: int | None = None, *, weighs: bool = True) -> None:
         """Walk once over data, in order, without gradients and without moving the global generators."""
+        self._begin_anew(data)
         source = self._data.eval_source(self._setup.config, data)
         plan = one_pass(source.num_samples, source.batch_size, self._runtime.num_processes)
         is_sorted = self._setup.config.uses_lengths and weighs and max_batches is None
@@ -250,6 +253,20 @@ class Evaluator:
         finally:
             self._progress.end_evaluation()
             source.close()
+
+    def _begin_anew(self, data: Any) -> None:
+        """Let data that keeps its own place begin where it did the first time: else each round would see other samples.
+
+        But for the training data, whose place is the run's.
+        """
+        keepers = [] if data is self._setup.splits.train else keepers_of(data)
+        if not keepers:
+            return
+        if id(data) not in self._first_places:
+            self._first_places[id(data)] = data, [copy.deepcopy(one.state_dict()) for one in keepers]
+            return
+        for keeper, place in zip(keepers, self._first_places[id(data)][1], strict=True):
+            keeper.load_state_dict(copy.deepcopy(place))
 
     @contextmanager
     def _inference(self, routine: Routine, num_batches: int | None) -> Iterator[None]:

@@ -25,7 +25,7 @@ from hezar_train.errors import DataError
 from hezar_train.optim import Schedule
 from hezar_train.state import TrainerState
 
-__all__ = ["untouched", "untouched_model"]
+__all__ = ["keepers_of", "untouched", "untouched_model"]
 
 Restore = Callable[[], Any]
 Memo = dict[int, Restore]
@@ -54,7 +54,7 @@ def untouched(
         if scaler is not None:
             stack.callback(_kept_scaler(scaler))
         stack.callback(state.update, state.to_dict())
-        for owner in _keepers_of(data):
+        for owner in keepers_of(data):
             stack.callback(owner.load_state_dict, copy.deepcopy(owner.state_dict()))
         stack.callback(_kept_gradients(model.parameters()))
         yield
@@ -168,7 +168,7 @@ def _preserved_generator(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[device], device_type=device.type)
 
 
-def _keepers_of(data: Any) -> list[Any]:
+def keepers_of(data: Any) -> list[Any]:
     """Return what keeps its own place in the data: a stream, a loader, a loader's sampler or dataset."""
     owners = [data, *(getattr(data, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
     return [one for one in owners if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")]

@@ -243,7 +243,8 @@ class RunActions:
     def _evaluate(self) -> tuple[dict[str, float], dict[str, Any]]:
         pictures = self.folder.pictures(self.state.global_step)
         with self.aside(EVALUATION):
-            # a signal leaves an evaluation half way, and says what is saved; a resume does it again
+            # On one process a signal leaves an evaluation half way, and says what is saved; a resume does it again.
+            # Several processes finish it, record it, and leave then (`Due._act`).
             metrics, details = self.evaluator.evaluate_for_record(pictures, self.folder.root, self.what_is_saved)
         if metrics:
             refuse_absent_best(self.setup.best_key, metrics)

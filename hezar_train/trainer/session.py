@@ -98,7 +98,10 @@ class RunSession:
             hooks.register(self._due.at_start, Moment.EPOCH_START, name="due", is_last=True)
 
     def request_save(self) -> None:
-        """Ask for a checkpoint at the end of this update; after one that a scaler skips, at the end of the next."""
+        """Ask for a checkpoint at the end of this update; inside an epoch it waits over one that the scaler skips.
+
+        From FIT_END on it is refused; between two calls only if the run is over, else it is kept for the next call.
+        """
         if not self.setup.config.save_enabled:
             raise HookError(
                 "a checkpoint was asked for, but save_enabled=False: none would be written. Take the request out, or "
@@ -177,7 +180,10 @@ class RunSession:
             self._due.conclude()
 
     def result_when_finished(self, get_parameters: Callable[[], Any]) -> RoutineResult:
-        """Tell that the run is done, push what is not on the Hub yet, and return what it found."""
+        """Tell that the run is done, push what is not on the Hub yet, and return what it found; without the lock.
+
+        A run without evaluations that was killed after its last save gets its `best.json` here.
+        """
         if self.runtime.is_main and not HubRecord(self.folder.hub).is_uploaded(self.state.global_step):
             self._pusher = Pusher.started(self.setup.config, self.folder.root)
             self.finish_pushes()
@@ -185,7 +191,7 @@ class RunSession:
 
     @contextmanager
     def measured_around(self, evaluate: Callable[[str], dict[str, float]]) -> Iterator[dict[str, float]]:
-        """With `use_diff`, evaluate on "val" before and after the body; the first result survives a kill."""
+        """With `use_diff`, evaluate on "val" before and after the body; every checkpoint keeps the first result."""
         found: dict[str, float] = {}
         if not self.setup.config.use_diff:
             yield found

@@ -27,7 +27,8 @@ With the default hooks an update amounts to this (`docs/examples/plain_loop.py` 
 norms and clips the gradients, and steps the optimizer.
 
 This is the hot path: nothing here waits for the device but the guard, in every update (one read; with several processes
-one for the norm and one for the loss), and a scaler, where one steps. Two things outside of this module talk as well:
+one for the norm and one for the loss), a scaler, where one steps, and the joining of gradients, where a model is
+sharded, leaves parameters unused or has sparse gradients. Two things outside of this module talk as well:
 `intervals.Due` agrees on requests after every update of several processes, and `loss_weight.Weigher` sums the weights
 of a window where they are not known from its samples alone.
 """
@@ -184,7 +185,8 @@ class TrainStep:
     def gather(self, ctx: Context) -> None:
         """Make the gradients those of the whole window: joined over the processes and unscaled.
 
-        A sharded model's backward has joined them already; a scaler unscales on one process, too.
+        A sharded model's backward has averaged them already; its processes still agree here on the parameters that none
+        of them used, which are left without a gradient. A scaler unscales on one process, too.
         """
         if not ctx.step.is_own:
             self._optimization.gather_gradients(ctx.step.window)
@@ -242,7 +244,8 @@ class TrainStep:
     def count(self, ctx: Context) -> None:
         """Bring the state forward: `global_step` and `epoch_step` at each micro-batch, the rest at the end of a window.
 
-        `update_step` counts the windows that were applied: a scaler may skip one.
+        `update_step` counts the windows that were applied: a scaler may skip one. What hooks measure from here on
+        belongs to the new `global_step`.
         """
         state, step = self._state, ctx.step
         step.is_counted = True
@@ -316,7 +319,10 @@ def read_both(norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
 
 
 def _zero_through(outputs: Mapping[str, Any], loss: torch.Tensor) -> torch.Tensor:
-    """Return a zero that reaches the parameters: a mean over no unit is NaN, and NaN times zero too."""
+    """Return a zero that reaches the parameters, made of the outputs: a mean over no unit is NaN, and NaN * 0 too.
+
+    A model that returns its loss alone leaves no other way to them: where that is 0 / 0 it stays so; `guard` raises.
+    """
     # A micro-batch without a unit (all its labels ignored, or filler) must still go backward: sharded models and
     # synchronised batch norms talk there, and every process has to join in. So the zero is made of the outputs, which
     # are finite, not of the loss, whose 0 / 0 would write NaN into every gradient.
@@ -409,7 +415,7 @@ class Optimization:
             return
         self._gathered = update
         if self._data_parallel is not None:
-            self._data_parallel.join_gradients()  # nothing is left to do for a sharded model
+            self._data_parallel.join_gradients()  # also of a sharded model: all processes come here
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
 

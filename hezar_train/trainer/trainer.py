@@ -331,7 +331,7 @@ class Trainer:
         return RoutineResult(state.samples_seen - before, self.parts.actions.last_metrics | around, self.get_model_para)
 
     def _keep_own_optimizers(self) -> None:
-        """Keep the optimizers that a user has made as attributes, and what they train, in every checkpoint."""
+        """Keep the optimizers that a user has made as attributes, and the modules that only they train."""
         known = [hook.kept for hook in self.parts.checkpointing.hooks if isinstance(hook, Checkpointed)]
         found = kept_attributes(self, self.optimizer)
         found = {name: one for name, one in found.items() if not any(one is other for other in known)}
@@ -409,7 +409,11 @@ class Trainer:
         return outputs
 
     def training_step(self, batch: Any) -> dict[str, Any]:
-        """Run forward and backward on a batch; return the outputs with the loss, detached. No update happens here."""
+        """Run forward and backward on a batch; return the outputs with the loss, detached. No update happens here.
+
+        An override that does its own backward returns the loss, or a mapping that has it under "loss" (of one without
+        it, `ctx.loss` is taken). One that returns nothing is refused.
+        """
         return self.parts.loop.run_model(batch)
 
     def optimization_step(self) -> None:
@@ -518,7 +522,10 @@ class Trainer:
                     hook_set.register(call, moment, name=hook.name)
 
     def register_for_checkpointing(self, name: str, kept: Any) -> None:
-        """Keep an object with `state_dict` and `load_state_dict` in every checkpoint; give it back its state now."""
+        """Keep an object with `state_dict` and `load_state_dict` in every checkpoint, and give it back its state now.
+
+        It is kept among the states of hooks, as `checkpointed.{name}`.
+        """
         hook = Checkpointed(name, kept)
         if any(other.name == hook.name for other in self.parts.checkpointing.hooks):
             raise HookError(f"an object is already kept in checkpoints under the name {name!r}; choose another one")
@@ -596,7 +603,11 @@ class Trainer:
         replace_hook(self.hooks_in_ft, new_hook, target_trigger, target_hook_name)
 
     def request_save(self) -> None:
-        """Ask for a checkpoint at the end of this update."""
+        """Ask for a checkpoint at the end of this update.
+
+        Inside an epoch a request waits over an update that the scaler skips; the end of an epoch or of the run is saved
+        in any case.
+        """
         self.parts.session.request_save()
 
     def request_stop(self, reason: str) -> None:
@@ -681,7 +692,8 @@ class Trainer:
 
         Of a model with adapters, the adapters, as peft loads them; with `merge`, the whole model instead, with the
         adapters merged into a copy of its weights, and without the trainer's files. `hezar_format` adds what hezar's
-        own `model.save` writes, for its `Model.load`: the weights are a pickle there.
+        own `model.save` writes, for its `Model.load`: the weights are a pickle there. An override is also called
+        whenever a checkpoint falls due, beside it, with a folder `exports/{step}` of the run.
         """
         names = export.ExportNames(
             config=config_filename or self.trainer_config_file,
@@ -742,8 +754,9 @@ class Trainer:
     def log(self, logs: Mapping[str, float], step: int) -> None:
         """Write values to every writer, under their names; while the run trains, or after it.
 
-        An override is called after each evaluation and at each epoch's end, with the mean loss and the metrics. The run
-        has written those itself, so that here, where the override calls `super().log`, only what it adds is new.
+        An override is called after each evaluation, and at the end of each epoch also where nothing is evaluated, with
+        the mean loss and the metrics. The run has written those itself, so that here, where the override calls
+        `super().log`, only what it adds is new.
         """
         logs = {name: value for name, value in logs.items() if not is_same_number(self._written.get(name), value)}
         if not logs:

@@ -119,6 +119,14 @@ def test_a_run_goes_on_from_the_repository_alone(hub: LoopbackHub, tmp_path: Pat
     assert losses(moved) == losses(unbroken)
 
 
+def test_a_run_pushes_to_the_branch_of_its_config(hub: LoopbackHub, tmp_path: Path) -> None:
+    pushing(tmp_path / "run", num_epochs=1, hub_revision="dev", hub_card={"license": "mit"}).train()
+    weights = (tmp_path / "run/checkpoints/00000012/model.safetensors").read_bytes()
+    assert hub.files(REPO, "dev")["model.safetensors"] == weights
+    assert b"license: mit" in hub.files(REPO, "dev")["README.md"]
+    assert hub.files(REPO) == {}
+
+
 def test_what_was_pushed_is_downloaded_byte_by_byte(hub: LoopbackHub, tmp_path: Path) -> None:
     pushing(tmp_path / "run").train()
     found = Path(snapshot_download(REPO, local_dir=tmp_path / "copy"))

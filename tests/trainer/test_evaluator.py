@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from hezar_train import Trainer
 from hezar_train.config import MetricConfig
@@ -558,3 +559,44 @@ class TestReports:
         )
         assert math.isnan(trainer.train().metrics["evaluation.auroc"])
         assert trainer.state.best_checkpoint is None
+
+
+class OwnPlace(IterableDataset[Any]):
+    """A stream that goes on where it was left, and can be told to go elsewhere."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows, self.place, self.seen = rows, 0, []
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < len(self.rows):
+            self.seen.append(self.place)
+            self.place += 1
+            yield self.rows[self.place - 1]
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("max_batches", [1, 2, None])
+def test_each_evaluation_begins_a_stream_anew(toy: Build, rows: Any, max_batches: int | None) -> None:
+    stream = OwnPlace(rows(8))
+    trainer = toy(eval_dataset=stream, eval_batch_size=2, max_eval_batches=max_batches, num_epochs=3)
+    found = [trainer.evaluate()]
+    first = list(stream.seen)
+    for _ in range(2):
+        stream.seen.clear()
+        found.append(trainer.evaluate())
+        assert stream.seen == first
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_evaluation_on_a_stream_of_the_datasets_library_begins_anew(toy: Build, rows: Any) -> None:
+    given = [{"x": row["x"].tolist(), "labels": row["labels"]} for row in rows(8)]
+    stream = datasets.Dataset.from_list(given).with_format("torch").to_iterable_dataset()
+    trainer = toy(eval_dataset=stream, eval_batch_size=2, max_eval_batches=2)
+    assert trainer.evaluate() == trainer.evaluate() == trainer.evaluate()
+    assert trainer.evaluate([{"x": row["x"], "labels": row["labels"]} for row in rows(8)[:4]]) == trainer.evaluate()

@@ -393,10 +393,17 @@ class TestTrackers:
         self, toy: Build, rows: Any, logged: Any, tracked: tuple[Accelerator, Notebook]
     ) -> None:
         accelerator, notebook = tracked
-        toy(accelerator=accelerator, eval_dataset=rows(3), log_steps=2).train()
+        settings = {
+            "optimizer": "sgd",
+            "optimizer_kwargs": {"momentum": 0.5},
+            "metrics": ["accuracy", "f1"],
+            "task": "text_classification",
+        }
+        toy(accelerator=accelerator, eval_dataset=rows(3), log_steps=2, **settings).train()
         written = [(row["step"], {name: row[name] for name in row if "." in name}) for row in logged()]
         assert notebook.values == written
         assert (notebook.facts["batch_size"], notebook.facts["criterion"]) == (4, "CrossEntropyLoss")
+        assert (notebook.facts["optimizer_kwargs.momentum"], notebook.facts["metrics"]) == (0.5, "accuracy, f1")
 
     def test_trackers_that_the_trainer_started_are_finished_once(
         self, toy: Build, tracked: tuple[Accelerator, Notebook]
