@@ -200,6 +200,11 @@ def _remedy(what: str, *forms: str) -> str:
         return "Return numbers instead: for a label, the number of its class (0, 1, ...)."
     if what == SAMPLE and len(forms) > 1:
         return "Return samples of one kind, with as many entries, from the dataset; or pass data_collator=."
+    if all(re.search(r" of shape \d+x\d", form) for form in forms) and len(forms) > 1:
+        return (
+            "Bring all to one shape in the dataset (resize, crop or pad them), or pass data_collator= with a function "
+            "that does it for a list of samples."
+        )
     if all(re.search(r" of (shape )?\d", form) for form in forms) and len(forms) > 1:
         return (
             "Bring all to one length or shape in the dataset, or pass data_collator= to pad them: "
