@@ -261,6 +261,11 @@ class TokenRules:
 
     def __init__(self, tokenizer: Any, padding: str | None, side: str, max_length: int | None) -> None:
         pad_token_id = setting_of(tokenizer, "pad_token_id", None)
+        if isinstance(tokenizer, str):
+            raise ConfigError(
+                f"the tokenizer is {tokenizer!r}, a text; expected a tokenizer. Load it first: "
+                f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})."
+            )
         if pad_token_id is None:
             raise ConfigError(
                 f"{type(tokenizer).__name__} has no pad_token_id, so its tokens cannot be padded. Give it a pad token "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -84,7 +85,7 @@ def _hint_of(error: Exception, batch: Any) -> str:
         return _about_dtypes(*found)
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     if isinstance(error, TypeError) and isinstance(parts, list | tuple) and any(map(_is_untensored, parts)):
-        return "Make tensors of lists and numbers of texts (a tokenizer) in the dataset."
+        return "Make tensors of lists and arrays, and numbers of texts (a tokenizer), in the dataset or data_collator."
     return ""
 
 
@@ -106,4 +107,6 @@ def _about_dtypes(given: str, own: str) -> str:
 
 
 def _is_untensored(part: Any) -> bool:
+    if isinstance(part, np.ndarray):
+        return True
     return isinstance(part, list | tuple) and bool(part) and isinstance(part[0], str | list | tuple | torch.Tensor)
