@@ -273,7 +273,7 @@ def paired_values(metric: str, predictions: Any, targets: Any) -> tuple[torch.Te
         shapes = f"{tuple(predicted.shape)} for targets of shape {tuple(target.shape)}"
         raise DataError(
             f"{metric} got predictions of shape {shapes}: give (samples) or (samples, outputs) for both. For classes, "
-            "set task to one of classification, or metrics=[] for none."
+            "set task to one of classification, or leave it out."
         )
     num_samples = len(target)
     num_outputs = target.numel() // max(num_samples, 1)
