@@ -70,7 +70,7 @@ def _refuse_no_dataset(data: Any, name: str) -> None:
             f"{name} is {a_kind(data)}, of which [0] is a column and no sample. Pass its rows: "
             "frame.to_dict('records'), or datasets.Dataset.from_pandas(frame)."
         )
-    if _holds_datasets(data):
+    if isinstance(data, list | tuple) and _holds_datasets(data):
         raise DataError(
             f"{name} is {form_of(data)}: datasets; expected one. Give each to its own argument (train_dataset=..., "
             "eval_dataset=...), or join them: torch.utils.data.ConcatDataset([...])."
@@ -101,13 +101,13 @@ def _how_to_pass(data: Any) -> str:
     return "Give it one" if _lacks(data) else "Load what it names or holds first, and pass that"
 
 
-def _holds_datasets(data: Any) -> bool:
+def _holds_datasets(data: list[Any] | tuple[Any, ...]) -> bool:
     """Tell whether a few datasets were given in the place of one, of which each would be taken for a sample."""
-    if not isinstance(data, list | tuple) or not data:
-        return False
-    if all(isinstance(one, Dataset | DataLoader) for one in data):
+    if data and all(isinstance(one, Dataset | DataLoader) for one in data):
         return True
-    return isinstance(data, tuple) and len(data) <= len(("train", "val", "test")) and all(map(_is_like_dataset, data))
+    return (
+        isinstance(data, tuple) and 0 < len(data) <= len(("train", "val", "test")) and all(map(_is_like_dataset, data))
+    )
 
 
 def _is_like_dataset(data: Any) -> bool:

@@ -16,7 +16,7 @@ from hezar_train.metrics import IGNORED_LABEL
 __all__ = [
     "DIFFERENCE_LOSSES",
     "REFUSED_BY_LOSS",
-    "made_criterion",
+    "needs_arguments",
     "no_labels",
     "no_logits",
     "no_loss_tensor",
@@ -41,7 +41,10 @@ WHERE = "Change the dataset or the data_collator, or choose another criterion."
 
 def usable_criterion(setting: str, found: Any) -> Callable[..., torch.Tensor]:
     """Return a loss made of what a dotted path names; refuse what cannot be one."""
-    loss = made_criterion(setting, found) if isinstance(found, type) else found
+    try:
+        loss = found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise needs_arguments(setting, error) from error
     if not callable(loss):
         raise ConfigError(f"{setting} is {a_kind(loss)}, which cannot be called. {A_LOSS}")
     if not _takes_two(loss):
@@ -49,12 +52,9 @@ def usable_criterion(setting: str, found: Any) -> Callable[..., torch.Tensor]:
     return loss  # type: ignore[no-any-return]
 
 
-def made_criterion(setting: str, kind: Callable[[], Any]) -> Any:
-    """Make a loss of its class, which must need no arguments."""
-    try:
-        return kind()
-    except TypeError as error:
-        raise ConfigError(f"{setting} cannot be made without arguments ({error}). {A_LOSS}") from error
+def needs_arguments(setting: str, error: TypeError) -> ConfigError:
+    """Return the refusal of a class that cannot be called without arguments."""
+    return ConfigError(f"{setting} cannot be made without arguments ({error}). {A_LOSS}")
 
 
 def refuse_needy_criterion(name: str | None, criterion: Callable[..., torch.Tensor] | None) -> None:

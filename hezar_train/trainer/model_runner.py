@@ -25,7 +25,7 @@ from hezar_train.runtime import logger
 from hezar_train.trainer.loss_refusals import (
     DIFFERENCE_LOSSES,
     REFUSED_BY_LOSS,
-    made_criterion,
+    needs_arguments,
     no_labels,
     no_logits,
     no_loss_tensor,
@@ -247,7 +247,10 @@ def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
     if name is None:
         return None
     if "." not in name:
-        return made_criterion(f"criterion={name!r}", getattr(nn, name))  # type: ignore[no-any-return]
+        try:
+            return getattr(nn, name)()  # type: ignore[no-any-return]
+        except TypeError as error:
+            raise needs_arguments(f"criterion={name!r}", error) from error
     return usable_criterion(f"criterion={name!r}", import_dotted(name, setting="criterion"))
 
 
