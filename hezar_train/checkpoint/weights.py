@@ -149,7 +149,15 @@ def _read_file(source: Path) -> dict[str, Tensor]:
         raise _pickle_refused(source)
     if source.name.endswith(INDEX_SUFFIX):
         return _read_index(source)
-    return read_tensors(source)
+    try:
+        return read_tensors(source)
+    except CheckpointError as error:
+        if source.suffix == Path(MODEL_FILE).suffix:
+            raise
+        raise NoSuchCheckpointError(
+            f"init_weights_from={str(source)!r} is no file of weights ({error}). Expected one of safetensors, or the "
+            "folder of a checkpoint or of a model: correct the path."
+        ) from error
 
 
 def _read_hezar(source: Path) -> dict[str, Tensor]:

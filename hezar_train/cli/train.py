@@ -47,6 +47,9 @@ __all__ = [
 CHECKED = "--trust"  # for the processes that the launcher starts: what it names was checked by the launcher itself
 FAST_DEV_RUN = ("max_steps=20", "eval_steps=10", "log_steps=1")
 
+MOST_PROCESSES_A_CORE = 16
+"""More would only wait for each other, or for memory."""
+
 
 @click.command("train", short_help="Train a recipe, or go on with it.")
 @recipe_argument
@@ -250,6 +253,12 @@ def _train_in_processes(loaded: LoadedRecipe, arguments: Sequence[str], num_proc
         raise click.UsageError(
             "--num-processes starts the processes itself, but another launcher has started this one already "
             f"(WORLD_SIZE={os.environ['WORLD_SIZE']}). Leave one of the two out."
+        )
+    most = MOST_PROCESSES_A_CORE * (os.cpu_count() or 1)
+    if num_processes > most:
+        raise click.UsageError(
+            f"--num-processes {num_processes}: expected at most {most} here, as there are {os.cpu_count()} cores. "
+            "Give a process to each GPU, or to each core."
         )
     config = loaded.config
     os.environ[SAVED_BEFORE] = saved_checkpoints(config)

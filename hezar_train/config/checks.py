@@ -19,6 +19,7 @@ from hezar_train.run_folder import can_be_path
 __all__ = [
     "doubled_warmup",
     "flag",
+    "instead_of",
     "keywords",
     "known_name",
     "number",
@@ -32,13 +33,15 @@ __all__ = [
 ]
 
 A_PATH = "a path (str)"
+A_NONE = "for none, leave it out, or write null in YAML and on the command line (None without quotes in Python)"
 
 
 def wrong_type(name: str, value: Any, expected: str) -> str:
     """Tell what was expected of a field and what it got."""
     if value is None:
         return f"{name}: expected {expected}, got None (an empty value is None); give it a value, or leave it out"
-    return f"{name}: expected {expected}, got {type(value).__name__} {value!r}{_rewritten(value, expected)}"
+    rewritten = f"; {A_NONE}" if value == "None" else _rewritten(value, expected)
+    return f"{name}: expected {expected}, got {type(value).__name__} {value!r}{rewritten}"
 
 
 def _rewritten(value: Any, expected: str) -> str:
@@ -104,17 +107,17 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def steps(name: str, value: Any, least: int = 1) -> Iterator[str]:
-    """Check a count of steps (int) or a share of the run (float between 0 and 1)."""
+def steps(name: str, value: Any, least: int = 1, otherwise: str = "leave it out for the default") -> Iterator[str]:
+    """Check a count of steps (int) or a share of the run (float between 0 and 1); `otherwise` says what None is."""
     if value is None:
         return
     if isinstance(value, float):
         yield from _share(name, value)
     elif not _is_whole(value):
         sentence = wrong_type(name, value, "an int (steps) or a float between 0 and 1 (a share of the run)")
-        yield f"{sentence}; leave it out (None) for the default"
+        yield f"{sentence}; {otherwise}"
     elif value < least:
-        yield f"{name}={value} must be at least {least}; leave it out (None) for the default"
+        yield f"{name}={value} must be at least {least}; {otherwise}"
 
 
 def _share(name: str, value: float) -> Iterator[str]:
@@ -157,7 +160,8 @@ def one_of(name: str, value: Any, known: Collection[str], optional: bool = True)
     if not isinstance(value, str):
         yield wrong_type(name, value, f"one of {choices(known)}")
     elif value not in known:
-        yield f"{name}={str(value)!r} is not known. Choose from: {choices(known)}.{suggestion(value, known)}"
+        hint = instead_of(value) or suggestion(value, known)
+        yield f"{name}={str(value)!r} is not known. Choose from: {choices(known)}.{hint}"
 
 
 def known_name(
@@ -171,10 +175,19 @@ def known_name(
     elif not value.strip():
         yield f"{name} must not be empty"
     elif not is_dotted_path(value) and fold(value) not in known:
+        hint = instead_of(value) or suggestion(value, shown.split(", ")) or suggestion(value, known)
         yield (
             f"{name}={str(value)!r} is not known. Choose from: {shown}, or a dotted path such as "
-            f"'package.module.Class'.{suggestion(value, shown.split(', ')) or suggestion(value, known)}"
+            f"'package.module.Class'.{hint}"
         )
+
+
+def instead_of(value: str) -> str:
+    """Say how a name is written that was given as Python code."""
+    if value == "None":
+        return f" {A_NONE[0].upper()}{A_NONE[1:]}."
+    name, bracket, _ = value.partition("(")
+    return f" Write its name without brackets: {name!r}." if bracket and value.endswith(")") else ""
 
 
 def parts_of_names(name: str, value: Any) -> Iterator[str]:

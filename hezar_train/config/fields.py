@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from hezar_train.config.checks import (
     doubled_warmup,
     flag,
+    instead_of,
     keywords,
     known_name,
     number,
@@ -73,6 +74,9 @@ __all__ = [
 ]
 
 SHARDINGS = ("none", "full")
+EVAL_OTHERWISE = "leave it out to evaluate at epoch ends only, or set do_evaluate=False to evaluate never"
+SAVE_OTHERWISE = "leave it out to save at epoch ends only, or set save_enabled=False to save never"
+A_DEVICE = "the name of a device (str), such as 'cuda' or 'cpu'"
 KNOWN_OPTIMIZERS = tuple(name.lower() for name in OPTIMIZERS)
 
 FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
@@ -143,7 +147,12 @@ class RunFields:
         yield from whole("seed", self.seed, least=0, most=2**63 - 1)
         yield from flag("deterministic", self.deterministic)
         yield from path("init_weights_from", self.init_weights_from, optional=True)
-        if not isinstance(self.resume_from_checkpoint, bool):
+        if type(self.resume_from_checkpoint) is int:
+            yield (
+                "resume_from_checkpoint: expected True (the newest checkpoint) or the folder of one, got int "
+                f"{self.resume_from_checkpoint}; name the folder of that step, below checkpoints/ in the run's folder"
+            )
+        elif not isinstance(self.resume_from_checkpoint, bool):
             yield from path("resume_from_checkpoint", self.resume_from_checkpoint, optional=True)
         yield from flag("accept_changes", self.accept_changes)
 
@@ -191,7 +200,7 @@ class HardwareFields:
         yield from one_of("sharding", self.sharding, SHARDINGS, optional=False)
         if self.sharding == "full" and self.mixed_precision in {"fp16", "fp8"}:
             asked = str(self.mixed_precision)
-            yield f"mixed_precision={asked!r} cannot be used with sharding='full'. Use 'bf16' or None."
+            yield f"mixed_precision={asked!r} cannot be used with sharding='full'. Use 'bf16' or 'no'."
         yield from flag("sync_batchnorm", self.sync_batchnorm)
         yield from flag("gradient_checkpointing", self.gradient_checkpointing)
         yield from self._problems_of_device()
@@ -206,13 +215,14 @@ class HardwareFields:
         if self.device is None:
             return
         if not isinstance(self.device, str):
-            yield wrong_type("device", self.device, "str")
+            number = f"; write cuda:{self.device}" if type(self.device) is int else ""
+            yield f"{wrong_type('device', self.device, A_DEVICE)}{number}"
             return
         kind, colon, number = self.device.partition(":")
         if kind not in DEVICES:
             yield (
                 f"device={self.device!r} cannot train. Choose from: {choices(DEVICES)}, with a number for one of "
-                f"several ('cuda:1').{suggestion('cuda' if kind == 'gpu' else kind, DEVICES)}"
+                f"several ('cuda:1').{instead_of(kind) or suggestion('cuda' if kind == 'gpu' else kind, DEVICES)}"
             )
         elif colon and not (number.isascii() and number.isdigit()):
             yield f"device={self.device!r}: expected a number after the colon, such as '{kind}:0'"
@@ -466,7 +476,7 @@ class EvaluationFields:
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
         yield from flag("do_evaluate", self.do_evaluate, optional=True)
-        yield from steps("eval_steps", self.eval_steps, least=0)
+        yield from steps("eval_steps", self.eval_steps, least=0, otherwise=EVAL_OTHERWISE)
         yield from whole("max_eval_batches", self.max_eval_batches, least=1, optional=True)
         yield from flag("evaluate_with_generate", self.evaluate_with_generate)
         yield from keywords("generation_kwargs", self.generation_kwargs)
@@ -685,7 +695,7 @@ class CheckpointFields:
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
         yield from flag("save_enabled", self.save_enabled)
-        yield from steps("save_steps", self.save_steps, least=0)
+        yield from steps("save_steps", self.save_steps, least=0, otherwise=SAVE_OTHERWISE)
         if self.save_freq is not None:
             yield f"save_freq={self.save_freq!r} is deprecated: give save_steps instead, and not both"
         yield from whole("save_total_limit", self.save_total_limit, least=1, optional=True)

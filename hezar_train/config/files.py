@@ -201,6 +201,13 @@ def _suffix(path: Path) -> str:
     return suffix
 
 
+def _json_remedy(content: str, error: json.JSONDecodeError) -> str:
+    """Say what is no JSON at the place where reading it ended, though Python or YAML would take it."""
+    if content[: error.pos].rstrip().endswith(","):
+        return "Take out the comma before it, or the comment: JSON has neither a last comma nor comments."
+    return "Write names and texts in double quotes, or save the file as .yaml."
+
+
 def _parse_json(content: str, source: Path) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -213,7 +220,7 @@ def _parse_json(content: str, source: Path) -> Any:
     try:
         return json.loads(content, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{source}, line {error.lineno}: {error.msg}") from error
+        raise ConfigError(f"{source}, line {error.lineno}: {error.msg}. {_json_remedy(content, error)}") from error
     except RecursionError:
         raise ConfigError(f"{source}: it is nested too deeply") from None
     except ConfigError:
@@ -237,6 +244,10 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
         is_unreadable = of_lines and isinstance(error, UNREADABLE)
         remedy = ". Write one 'name: value' a line, indented by spaces" if is_unreadable else ""
         problem = str(error.problem or error.context).replace("'<stream end>'", "the end")
+        if problem == "found unhashable key":
+            remedy = ". A value that begins with '{{' is no text: quote it, or write the value itself"
+        elif problem == "found unexpected end of stream":
+            remedy = ". A quote is opened before and not closed: close it"
         raise ConfigError(f"{source}{line}: {problem}{remedy}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from error

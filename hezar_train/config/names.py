@@ -263,6 +263,17 @@ FOREIGN_FIELDS = {
 }
 """Other trainers' fields, each with ours for the same purpose."""
 
+LEFT_OUT = ""
+CHOICES_OF_OTHERS: dict[str, dict[Any, str]] = {
+    "eval_strategy": {"no": "do_evaluate=False", "epoch": LEFT_OUT, "steps": "eval_steps=N"},
+    "evaluation_strategy": {"no": "do_evaluate=False", "epoch": LEFT_OUT, "steps": "eval_steps=N"},
+    "save_strategy": {"no": "save_enabled=False", "epoch": LEFT_OUT, "steps": "save_steps=N"},
+    "logging_strategy": {"epoch": LEFT_OUT, "steps": "log_steps=N"},
+    "fp16": {True: "mixed_precision='fp16'", False: LEFT_OUT},
+    "bf16": {True: "mixed_precision='bf16'", False: LEFT_OUT},
+}
+"""Other trainers' fields with a few values, each value with what it is here, or what need not be said."""
+
 _OF_THE_TRAINER = "It is given to the Trainer (in a recipe: to Recipe), not to the config."
 _OF_THE_LAUNCH = (
     "One GPU is taken by itself, or named: device=cuda:0 (or cpu). Several are one process each, asked for at the "
@@ -327,20 +338,42 @@ FEW = 12
 
 def unknown_field(name: str, known: Collection[str], given: Mapping[str, Any] | None = None) -> str:
     """Tell that `name` is no field, and which one was probably meant; `given` has its value, and those beside it."""
-    ours = FOREIGN_FIELDS.get(name)
-    if ours in known and given is not None and (answer := answer_to(name, given)) is not None:
-        return f"{name!r} is not a field. {answer}"
-    if ours in known:
-        return f"{name!r} is not a field. Here it is called {ours!r}."
-    if name in ELSEWHERE:
-        return f"{name!r} is not a field. {ELSEWHERE[name]}"
-    whole, _, part = name.rpartition(".")
-    if whole.endswith("kwargs") and whole in known:
-        return f"{name!r} is not a field. Give all of them at once: {whole}={{{part}: VALUE}}."
+    told = _of_others(name, known, given or {}) or _of_parts(name, known) or suggestion(name, known).strip()
     everything = "`hezar-train config explain` lists all fields."
     if len(known) <= FEW:
         everything = f"There are: {choices(known)}."
-    return f"{name!r} is not a field.{suggestion(name, known) or f' {everything}'}"
+    return f"{name!r} is not a field. {told or everything}"
+
+
+def _of_others(name: str, known: Collection[str], given: Mapping[str, Any]) -> str | None:
+    """Say what another trainer's field is here, as it was given; None for other names."""
+    ours = FOREIGN_FIELDS.get(name)
+    if name in given and (answer := _answer_to_choice(name, given[name])) is not None:
+        return answer
+    if ours in known and name in given and (answer := answer_to(name, given)) is not None:
+        return answer
+    return f"Here it is called {ours!r}." if ours in known else ELSEWHERE.get(name)
+
+
+def _of_parts(name: str, known: Collection[str]) -> str | None:
+    """Say how a part of a field, given as `field.part`, is written; None for other names."""
+    whole, _, part = name.rpartition(".")
+    if whole.endswith("kwargs") and whole in known:
+        return f"Give all of them at once: {whole}={{{part}: VALUE}}."
+    if whole and FOREIGN_FIELDS.get(part) in known:
+        return f"Here it is called {FOREIGN_FIELDS[part]!r}."
+    if whole and part not in known and f"{whole}_kwargs" in known:
+        return f"Give keyword arguments at once: {whole}_kwargs={{{part}: VALUE}}."
+    return None
+
+
+def _answer_to_choice(name: str, value: Any) -> str | None:
+    """Say what another trainer's field of a few values is here; None for other fields and values."""
+    value = getattr(value, "value", value)
+    ours = CHOICES_OF_OTHERS.get(name, {}).get(value) if isinstance(value, str | bool) else None
+    if ours == LEFT_OUT:
+        return f"{name}={value!r} is what is done here when nothing is set: leave it out."
+    return None if ours is None else f"{name}={value!r} is {ours} here."
 
 
 def tells_unknown_fields(cls: type[T]) -> type[T]:
@@ -384,19 +417,32 @@ class UnknownArgumentError(ConfigError, TypeError):
     """An argument that is not known."""
 
 
+class MissingArgumentError(ConfigError, TypeError):
+    """An argument without a default that was not given."""
+
+
 def tells_unknown_arguments(cls: type[T]) -> type[T]:
     """Make a class refuse unknown keywords with the one that was probably meant; fields of the config are named so."""
     init: Callable[..., None] = cls.__init__
-    known = [name for name in inspect.signature(init).parameters if name != "self"]
+    parameters = inspect.signature(init).parameters.values()
+    known = [one.name for one in parameters if one.name != "self"]
+    needed = [one.name for one in parameters if one.default is one.empty and one.name != "self"]
 
     @functools.wraps(init)
     def __init__(self: T, *args: Any, **given: Any) -> None:  # noqa: N807
         if unknown := [name for name in given if name not in known]:
             raise UnknownArgumentError([_unknown_argument(cls.__name__, name, known) for name in unknown])
+        if missing := [name for name in needed if name in known[len(args) :] and name not in given]:
+            raise MissingArgumentError([_missing_argument(cls.__name__, name) for name in missing])
         init(self, *args, **given)
 
     cls.__init__ = __init__  # type: ignore[assignment]
     return cls
+
+
+def _missing_argument(owner: str, name: str) -> str:
+    made = "TrainerConfig(output_dir=..., ...)" if name == "config" else "..."
+    return f"{owner} was given no {name}, which it needs. Pass one: {owner}({name}={made}, ...)"
 
 
 def _unknown_argument(owner: str, name: str, known: Collection[str]) -> str:

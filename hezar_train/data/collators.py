@@ -200,6 +200,11 @@ def _remedy(what: str, *forms: str) -> str:
         return "Return numbers instead: for a label, the number of its class (0, 1, ...)."
     if what == SAMPLE and len(forms) > 1:
         return "Return samples of one kind, with as many entries, from the dataset; or pass data_collator=."
+    if all(re.search(r" of shape \d+x\d", form) for form in forms) and len(forms) > 1:
+        return (
+            "Bring all to one shape in the dataset (resize, crop or pad them), or pass data_collator= with a function "
+            "that does it for a list of samples."
+        )
     if all(re.search(r" of (shape )?\d", form) for form in forms) and len(forms) > 1:
         return (
             "Bring all to one length or shape in the dataset, or pass data_collator= to pad them: "
@@ -256,6 +261,11 @@ class TokenRules:
 
     def __init__(self, tokenizer: Any, padding: str | None, side: str, max_length: int | None) -> None:
         pad_token_id = setting_of(tokenizer, "pad_token_id", None)
+        if isinstance(tokenizer, str):
+            raise ConfigError(
+                f"the tokenizer is {tokenizer!r}, a text; expected a tokenizer. Load it first: "
+                f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})."
+            )
         if pad_token_id is None:
             raise ConfigError(
                 f"{type(tokenizer).__name__} has no pad_token_id, so its tokens cannot be padded. Give it a pad token "

@@ -7,13 +7,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping, MappingView, Set
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -30,41 +34,85 @@ from hezar_train.errors import DataError, a_kind
 
 __all__ = ["collator_for", "is_stream", "open_source", "refuse_without_lengths"]
 
+A_DATASET = "expected a dataset with __len__ and __getitem__, an iterable dataset, or a DataLoader"
 
-def open_source(data: Any, collate: Collator | None, order: Order) -> Source:
-    """Return the source of windows for any supported form of data."""
+
+def open_source(data: Any, collate: Collator | None, order: Order, name: str = "the data") -> Source:
+    """Return the source of windows for any supported form of data; an error calls it by its `name`."""
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if hasattr(dataset, "set_seed"):  # a dataset with a generator of its own
         dataset.set_seed(order.seed)
     if isinstance(data, Set | MappingView):
         raise DataError(
-            f"the data is {a_kind(data)}, which has no __getitem__; expected a dataset with __len__ and __getitem__, "
-            "an iterable dataset, or a DataLoader. Make a list of it: list(data)."
+            f"{name} is {a_kind(data)}, which has no __getitem__; {A_DATASET}. Make a list of it: list(data)."
         )
     if order.by_length is not None:
         refuse_without_lengths(data)
     if isinstance(data, DataLoader):
         return _from_loader(data, collate, order)
     if is_stream(data):
-        return _from_stream(data, collate, order)
+        return _from_stream(data, collate, order, name)
+    _refuse_no_dataset(data, name)
+    return MapSource(data, collator_for(data, collate), order)
+
+
+def _refuse_no_dataset(data: Any, name: str) -> None:
+    """Raise for what cannot be read sample by sample, or would be read as something else than was meant."""
     if isinstance(data, Mapping) and 0 not in data:
         names = ", ".join(repr(key) for key in list(data)[:5])
         raise DataError(
-            f"the data is a {type(data).__name__} with the keys {names}; expected one dataset. Pass one of its values, "
-            "or name the splits 'train', 'val' and 'test'."
+            f"{name} is a {type(data).__name__} with the keys {names}; expected one dataset. {_split_up(data)}"
         )
     if isinstance(data, str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        given = repr(data) if isinstance(data, str) else f"{a_kind(data)}{_lacks(data)}"
-        raise DataError(
-            f"the data is {given}; expected a dataset with __len__ and __getitem__, an iterable dataset, or a "
-            f"DataLoader. {'Give it one' if _lacks(data) else 'Load what it names or holds first, and pass that'}."
-        )
+        raise DataError(f"{name} is {_shown(data)}{_lacks(data)}; {A_DATASET}. {_how_to_pass(data)}.")
     if hasattr(data, "iloc"):  # a DataFrame or Series of pandas
         raise DataError(
-            f"the data is {a_kind(data)}, of which [0] is a column and no sample. Pass its rows: "
+            f"{name} is {a_kind(data)}, of which [0] is a column and no sample. Pass its rows: "
             "frame.to_dict('records'), or datasets.Dataset.from_pandas(frame)."
         )
-    return MapSource(data, collator_for(data, collate), order)
+    if isinstance(data, list | tuple) and _holds_datasets(data):
+        raise DataError(
+            f"{name} is {form_of(data)}: datasets; expected one. Give each to its own argument (train_dataset=..., "
+            "eval_dataset=...), or join them: torch.utils.data.ConcatDataset([...])."
+        )
+
+
+def _split_up(data: Mapping[Any, Any]) -> str:
+    """Say what to pass instead of a mapping: its columns as samples, or one of several datasets."""
+    if data and all(isinstance(value, torch.Tensor | np.ndarray | list) for value in data.values()):
+        columns = ", ".join(map(str, data))
+        return f"If they are columns, make samples of them: torch.utils.data.TensorDataset({columns}), of tensors."
+    return "Pass one of its values, or name the splits 'train', 'val' and 'test'."
+
+
+def _shown(data: Any) -> str:
+    if isinstance(data, str | os.PathLike):
+        return repr(os.fspath(data))
+    if isinstance(data, int | float):
+        return f"{data}, {a_kind(data)}"
+    return f"the function {data.__name__}" if inspect.isfunction(data) else a_kind(data)
+
+
+def _how_to_pass(data: Any) -> str:
+    if inspect.isgeneratorfunction(data):
+        return f"Make a list of what it yields, list({data.__name__}()), or an IterableDataset whose __iter__ yields it"
+    if inspect.isfunction(data):
+        return "Call it, and pass what it returns, if that is one"
+    return "Give it one" if _lacks(data) else "Load what it names or holds first, and pass that"
+
+
+def _holds_datasets(data: list[Any] | tuple[Any, ...]) -> bool:
+    """Tell whether a few datasets were given in the place of one, of which each would be taken for a sample."""
+    if data and all(isinstance(one, Dataset | DataLoader) for one in data):
+        return True
+    return (
+        isinstance(data, tuple) and 0 < len(data) <= len(("train", "val", "test")) and all(map(_is_like_dataset, data))
+    )
+
+
+def _is_like_dataset(data: Any) -> bool:
+    is_value = isinstance(data, torch.Tensor | np.ndarray | str | bytes | list | tuple | Mapping)
+    return not is_value and hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def refuse_without_lengths(data: Any) -> None:
@@ -121,11 +169,11 @@ def _refuse_uncallable(collate: Collator) -> None:
         pass
 
 
-def _from_stream(data: Any, collate: Collator | None, order: Order) -> Source:
+def _from_stream(data: Any, collate: Collator | None, order: Order, name: str) -> Source:
     if order.num_workers:
         raise DataError(
-            f"num_dataloader_workers={order.num_workers} with an iterable dataset: workers read ahead of what was "
-            "trained, so its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with "
+            f"num_dataloader_workers={order.num_workers}, and {name} is an iterable dataset: workers would read ahead, "
+            "so that its place could not be saved. Set num_dataloader_workers=0, or pass a DataLoader with "
             "state_dict()."
         )
     if order.num_processes > 1 and getattr(data, "_distributed", None) is not None:

@@ -376,8 +376,9 @@ class RegressionHandler(MetricsHandler):
         return logits.reshape(labels.shape) if logits.numel() == labels.numel() else logits
 
     def sample_losses(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:
-        difference = self.predictions(outputs, labels) - labels
-        return difference.square() if difference.ndim == 1 else None
+        predictions = self.predictions(outputs, labels)
+        is_number_each = labels.ndim == 1 and predictions.shape == labels.shape  # the metrics refuse other shapes
+        return (predictions - labels).square() if is_number_each else None
 
     def sample_units(self, outputs: Mapping[str, Any], labels: Any) -> torch.Tensor | None:  # noqa: ARG002
         return torch.ones(len(labels), device=labels.device)

@@ -271,7 +271,10 @@ def paired_values(metric: str, predictions: Any, targets: Any) -> tuple[torch.Te
     predicted, target = in_float64(torch.as_tensor(predictions)), in_float64(torch.as_tensor(targets))
     if predicted.numel() != target.numel() or predicted.shape[:1] != target.shape[:1] or not target.dim():
         shapes = f"{tuple(predicted.shape)} for targets of shape {tuple(target.shape)}"
-        raise DataError(f"{metric} got predictions of shape {shapes}: give (samples) or (samples, outputs) for both")
+        raise DataError(
+            f"{metric} got predictions of shape {shapes}: give (samples) or (samples, outputs) for both. For classes, "
+            "set task to one of classification, or leave it out."
+        )
     num_samples = len(target)
     num_outputs = target.numel() // max(num_samples, 1)
     return predicted.reshape(num_samples, num_outputs), target.to(predicted.device).reshape(num_samples, num_outputs)

@@ -17,6 +17,12 @@ from hezar_train.errors import ConfigError, a_kind, choices, suggestion
 __all__ = ["Keywords", "find_factory", "import_dotted", "is_dotted", "keywords_of"]
 
 
+ALIASES = {
+    "nn": "torch.nn", "F": "torch.nn.functional", "optim": "torch.optim", "lr_scheduler": "torch.optim.lr_scheduler",
+}  # fmt: skip
+"""Short names that programs import modules under, which a path cannot begin with."""
+
+
 def is_dotted(name: str) -> bool:
     """Tell whether a name reads package.module.Name."""
     parts = name.split(".")
@@ -29,9 +35,13 @@ def import_dotted(path: str, *, setting: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
+        first, _, rest = path.partition(".")
+        remedy = "correct the path, or install the package."
+        if first in ALIASES:
+            remedy = f"write the whole path, '{ALIASES[first]}.{rest}'."
         raise ConfigError(
             f"{setting}={path!r}: the module {module_name!r} cannot be imported ({error}). "
-            "Expected package.module.Name: correct the path, or install the package."
+            f"Expected package.module.Name: {remedy}"
         ) from error
     if not hasattr(module, attribute):
         hint = suggestion(attribute, [name for name in vars(module) if not name.startswith("_")])

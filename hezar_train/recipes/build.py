@@ -57,7 +57,16 @@ from hezar_train.recipes.trust import (
     trust_file,
     was_trained_with,
 )
-from hezar_train.run_layout import CONFIG_FILE, DAMAGED_PREFIX, RECIPE_FILE, RunLayout, is_run, refuse_dirs_outside
+from hezar_train.run_layout import (
+    CONFIG_FILE,
+    DAMAGED_PREFIX,
+    MANIFEST_FILE,
+    RECIPE_FILE,
+    RunLayout,
+    is_run,
+    refuse_dirs_outside,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from hezar_train.loop import Hook
@@ -178,6 +187,11 @@ def load_any(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
 def read_record(run: Path) -> dict[str, Any]:
     """Return what a run keeps of its recipe; one that has none was started by a script of the user's own."""
     path = run / RECORD_FILE
+    if not path.is_file() and (run / MANIFEST_FILE).is_file():
+        raise ConfigError(
+            f"{run} is a checkpoint; expected the folder of its run, which is two folders above. Name that, and the "
+            f"step: {run.parent.parent} --checkpoint {step_of(run.name)}"
+        )
     if not path.is_file():
         raise ConfigError(
             f"{run} was not started from a recipe: it has no {RECORD_FILE}. Its own script goes on with it, with "

@@ -179,16 +179,26 @@ def read_sections(config_file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not set(SECTIONS) & content.keys() and not (config_file.parent / RECIPE_NAME).is_file():
         return content, {}
     problems = [
-        f"{name!r} is not a section: expected {' and '.join(SECTIONS)}.{suggestion(name, SECTIONS)}"
+        f"{name!r} is not a section: expected {' and '.join(SECTIONS)}.{_to_section(name)}"
         for name in content
         if name not in SECTIONS
     ]
     for name in SECTIONS:
         if not isinstance(content.get(name) or {}, dict):
-            problems.append(f"the section {name!r} is a {type(content[name]).__name__}; expected names and values")
+            problems.append(
+                f"the section {name!r} is {a_kind(content[name])}; expected names and values. Write one 'name: value' "
+                "a line below it, with a space after the colon"
+            )
     if problems:
         raise ConfigError([f"{config_file}: {problem}" for problem in problems])
     return dict(content.get("trainer") or {}), dict(content.get("recipe") or {})
+
+
+def _to_section(name: str) -> str:
+    """Say where a name belongs that stands beside the sections of a recipe's config."""
+    if name in TrainerConfig.fields():
+        return " It is a field of the trainer: write 'trainer:' above it, and indent it."
+    return suggestion(name, SECTIONS)
 
 
 def overridden(

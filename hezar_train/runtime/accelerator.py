@@ -109,12 +109,14 @@ def _refuse_impossible(config: TrainerConfig, asked: torch.device | None) -> Non
     elif config.precision == "fp16" and _is_on_cpu(config, asked):
         raise ConfigError(
             "mixed_precision='fp16' needs an accelerator, and this run is on the CPU. "
-            "Use mixed_precision='bf16' (works on the CPU) or None."
+            "Use mixed_precision='bf16' (works on the CPU) or 'no'."
         )
     if asked is not None and asked.type not in {"cpu", "meta"} and not is_present(asked):
-        raise ConfigError(f"device={str(asked)!r} is not on this machine. Use device=None to take what is there.")
+        raise ConfigError(f"device={str(asked)!r} is not on this machine. Leave device out to take what is there.")
     if asked is not None and asked.type == "meta":
-        raise ConfigError("device='meta' holds no values, so nothing can be trained on it. Use device=None or 'cpu'.")
+        raise ConfigError(
+            "device='meta' holds no values, so nothing can be trained on it. Leave device out, or use 'cpu'."
+        )
 
 
 def _is_on_cpu(config: TrainerConfig, asked: torch.device | None) -> bool:
@@ -262,7 +264,7 @@ def plugin_problems(accelerator: Accelerator) -> list[str]:
             "fsdp_version=2, or use sharding='full' in the config."
         )
     if kind == "FSDP" and precision not in COMPUTE_TYPES:
-        problems.append(f"mixed_precision={precision!r} cannot be used with FSDP. Use 'bf16' or None.")
+        problems.append(f"mixed_precision={precision!r} cannot be used with FSDP. Use 'bf16' or 'no'.")
     if kind in REFUSED_ENGINES:
         problems.append(
             f"the Accelerator uses {kind}, which steps by itself and keeps the state of a run in pickles of its own, "

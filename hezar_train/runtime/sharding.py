@@ -171,7 +171,7 @@ def broadcast_from_main(model: nn.Module, device: torch.device) -> None:
 def _refuse_impossible(model: nn.Module, precision: str) -> None:
     problems = []
     if precision not in COMPUTE_TYPES:
-        problems.append(f"mixed_precision={precision!r} cannot be used with sharding='full'. Use 'bf16' or None.")
+        problems.append(f"mixed_precision={precision!r} cannot be used with sharding='full'. Use 'bf16' or 'no'.")
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
         problems.append(

@@ -243,8 +243,8 @@ def refuse_missing(*, needs_data: bool, **needed: Any) -> None:
 def as_module(model: Any) -> nn.Module:
     """Return the model if it is one."""
     if not isinstance(model, nn.Module):
-        remedy = f" Make one: {model.__name__}(...)" if isinstance(model, type) else ""
-        raise ConfigError(f"model is {a_kind(model)}; expected a torch.nn.Module.{remedy}")
+        shown = f"{model!r}, {a_kind(model)}" if isinstance(model, str | int | float) else a_kind(model)
+        raise ConfigError(f"model is {shown}; expected a torch.nn.Module. {_instead_of(model)}")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(
@@ -256,6 +256,19 @@ def as_module(model: Any) -> nn.Module:
                 f"the model's {name} is on the device 'meta', where weights have no values. Build the model on 'cpu'."
             )
     return model
+
+
+def _instead_of(model: Any) -> str:
+    """Say what to pass instead of something that is no module."""
+    if isinstance(model, type):
+        return f"Make one: {model.__name__}(...)"
+    if isinstance(model, list | tuple):
+        return "Make one of them, such as torch.nn.Sequential(*layers)."
+    if callable(model):
+        return "If it makes the model, pass what it returns; if it is the model, write it as forward() of a Module."
+    if hasattr(model, "__getitem__") and not isinstance(model, str):
+        return "Are two arguments in each other's place? Pass them by name: model=..., train_dataset=..."
+    return "Build or load the model first, and pass that."
 
 
 def preprocessor_for(model: nn.Module, given: Any) -> Any:

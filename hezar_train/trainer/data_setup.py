@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,8 @@ __all__ = [
     "size_of",
 ]
 
+READ_ONCE = (Generator, zip, map, filter)
+"""Kinds of data that are empty after they were read."""
 MOST_MEASURED = 8
 """Sets of data whose lengths are kept."""
 
@@ -115,9 +117,15 @@ class TrainData:
         create_eval_dataloader: Callable[[Any], Source | DataLoader[Any]],
         defaults: ScheduleDefaults,
         lengths: LengthFinder,
+        *,
+        opens_eval: bool,
     ) -> None:
-        """The two functions are the trainer's methods: a user may return any DataLoader from them."""
+        """The two functions are the trainer's methods: a user may return any DataLoader from them.
+
+        `opens_eval` says that evaluation data is opened here, not by a user, so that it can be checked beforehand.
+        """
         self._runtime, self._collator, self._defaults, self._lengths = runtime, collator, defaults, lengths
+        self._opens_eval = opens_eval
         self._measured: list[tuple[Any, Lengths]] = []
         self._create_train, self._create_eval = create_train_dataloader, create_eval_dataloader
 
@@ -128,17 +136,29 @@ class TrainData:
         best_key = metric_key_of("metric_for_best_model", config.metric_for_best_model, sets, handler.output_keys)
         stopping = Stopping.from_config(config, sets, handler.output_keys, handler.objective)
         source = self.open(config, []) if splits.train is None else self._train_source(config, splits.train)
+        if evaluates and self._opens_eval:
+            self._refuse_unusable(config, splits.for_evaluation)
         plan = self._plan(config, source, only_for_eval=splits.train is None)
         objective = objective_of(best_key, sets, handler.objective)
         return RunSetup(config, splits, source, plan, evaluates, best_key, objective, stopping)
 
-    def open(self, config: TrainerConfig, data: Any, *, training: bool = True) -> Source:
-        """Open data in the order of training, or of evaluation."""
+    def _refuse_unusable(self, config: TrainerConfig, for_evaluation: Any) -> None:
+        """Raise for evaluation data that could not be opened, before anything is trained."""
+        for name, data in evaluation_sets(None, for_evaluation).items():
+            self.open(config, data, training=False, name=f"eval_dataset[{name!r}]" if name else None)
+            if isinstance(data, READ_ONCE):
+                raise DataError(
+                    f"the evaluation data is {a_kind(data)}, which can be read once, and every evaluation reads it "
+                    "from its beginning. Make a list of it: list(data)."
+                )
+
+    def open(self, config: TrainerConfig, data: Any, *, training: bool = True, name: str | None = None) -> Source:
+        """Open data in the order of training, or of evaluation; an error calls it by its `name`."""
         order = self._order(config, training=training)
         if training and config.uses_lengths:
             order = replace(order, by_length=self._by_length(config, data, order))
         collator = self._packing_collator(data, training=training) if config.packing else self._collator
-        return open_source(data, collator, order)
+        return open_source(data, collator, order, name or f"the {'training' if training else 'evaluation'} data")
 
     def _packing_collator(self, data: Any, *, training: bool) -> Callable[[list[Any]], Any]:
         """Return what joins samples to a row; where they are measured one by one, what makes a row of each."""

@@ -68,8 +68,17 @@ HOOK_PREFIX = "_hook_on_"
 """What the names of FederatedScope's default hooks begin with, each a method that a subclass may override."""
 
 
+ATTRIBUTES_OF_OTHERS = {
+    "save_model": "save(folder)", "fit": "train()", "validate": "evaluate()", "add_callback": "register_hooks([hook])",
+    "args": "config", "tokenizer": "preprocessor", "processing_class": "preprocessor", "callbacks": "hooks",
+}  # fmt: skip
+"""What users of transformers or Lightning ask a trainer for, each with ours for the same purpose."""
+
+
 def door_of(name: str) -> str:
-    """Return where a name is to be found, as the end of a sentence; empty where no door has it."""
+    """Return what a name is here, or where it is to be found, as the end of a sentence; empty for other names."""
+    if name in ATTRIBUTES_OF_OTHERS:
+        return f". Here it is {ATTRIBUTES_OF_OTHERS[name]}"
     for door, names in NAMES_BY_DOOR.items():
         if name in names:
             return f". It is {door}'s: from hezar_train.compat.{door} import Trainer"

@@ -16,10 +16,12 @@ from hezar_train.metrics import IGNORED_LABEL
 __all__ = [
     "DIFFERENCE_LOSSES",
     "REFUSED_BY_LOSS",
+    "needs_arguments",
     "no_labels",
     "no_logits",
     "no_loss_tensor",
     "no_tensor",
+    "refuse_needy_criterion",
     "refused_loss",
     "unlike_shapes",
     "usable_criterion",
@@ -42,12 +44,29 @@ def usable_criterion(setting: str, found: Any) -> Callable[..., torch.Tensor]:
     try:
         loss = found() if isinstance(found, type) else found
     except TypeError as error:
-        raise ConfigError(f"{setting} cannot be made without arguments ({error}). {A_LOSS}") from error
+        raise needs_arguments(setting, error) from error
     if not callable(loss):
         raise ConfigError(f"{setting} is {a_kind(loss)}, which cannot be called. {A_LOSS}")
     if not _takes_two(loss):
         raise ConfigError(f"{setting} cannot be called with two arguments, (logits, labels). {A_LOSS}")
     return loss  # type: ignore[no-any-return]
+
+
+def needs_arguments(setting: str, error: TypeError) -> ConfigError:
+    """Return the refusal of a class that cannot be called without arguments."""
+    return ConfigError(f"{setting} cannot be made without arguments ({error}). {A_LOSS}")
+
+
+def refuse_needy_criterion(name: str | None, criterion: Callable[..., torch.Tensor] | None) -> None:
+    """Raise for a loss that needs more than a criterion is called with, before anything is trained."""
+    if criterion is None or _takes_two(criterion):
+        return
+    own = inspect.signature(criterion.forward if isinstance(criterion, nn.Module) else criterion).parameters
+    needs = choices([p.name for p in own.values() if p.default is p.empty][2:])
+    raise ConfigError(
+        f"criterion={name!r} needs more than logits and labels ({needs}), which a criterion does not get. Compute it "
+        "in the model's compute_loss(), or choose another criterion."
+    )
 
 
 def _takes_two(loss: Callable[..., Any]) -> bool:
@@ -94,11 +113,12 @@ def no_logits(outputs: Mapping[str, Any]) -> DataError:
     if set(outputs) == {"loss"}:
         return DataError(
             "criterion is set, but the model returned no 'logits': it returned a loss (a single number counts as one). "
-            "Return the logits from forward(), one row a sample; or set criterion=None to train on that loss."
+            "Return the logits from forward(), one row a sample; or take `criterion` out of the config, to train on "
+            "that loss."
         )
     return DataError(
         f"criterion is set, but the model returned no 'logits': it returned {choices(outputs) or 'an empty mapping'}. "
-        "Return them under 'logits', or set criterion=None and return a 'loss'."
+        "Return them under 'logits', or take `criterion` out of the config and return a 'loss'."
     )
 
 
@@ -118,12 +138,6 @@ def refused_loss(criterion: Any, logits: torch.Tensor, labels: torch.Tensor, err
         return DataError(f"{name}: {reason}")
     if isinstance(criterion, CLASS_LOSSES) and (refusal := _no_such_class(criterion, logits, labels)):
         return refusal
-    if isinstance(error, TypeError) and "required positional argument" in str(error):
-        needs = str(error).partition("required ")[2]
-        return DataError(
-            f"{name} needs more than logits and labels ({needs}), which a criterion does not get. Compute it in the "
-            "model's compute_loss(), or choose another criterion."
-        )
     if isinstance(criterion, BINARY_LOSSES) and logits.shape != labels.shape:
         return unlike_shapes(criterion, logits, labels)
     given = f"logits ({form_of(logits)}) with labels ({form_of(labels)})"
@@ -131,11 +145,22 @@ def refused_loss(criterion: Any, logits: torch.Tensor, labels: torch.Tensor, err
         return DataError(
             f"{name} cannot compare {given}: expected labels of the logits' dtype. Convert: labels.float()."
         )
+    outside = logits[(logits < 0) | (logits > 1)]
+    if isinstance(criterion, nn.BCELoss) and outside.numel():
+        return DataError(
+            f"BCELoss takes probabilities, and the model gave {outside[0].item():g}; expected 0 to 1. Set "
+            "criterion='BCEWithLogitsLoss', which takes logits, or end forward() with torch.sigmoid()."
+        )
     return DataError(f"{name} cannot compare {given}: {str(error).rstrip('. ')}. {WHERE}")
 
 
 def _about_classes(logits: torch.Tensor, labels: torch.Tensor) -> str:
     """Say what is wrong with the shapes or the types; nothing if the values must be."""
+    if logits.ndim < 2 and (not logits.is_floating_point() or (torch.is_grad_enabled() and not logits.requires_grad)):
+        return (
+            f"the model gives {form_of(logits)}, one number for each sample, without a gradient; expected one for each "
+            "class. If that is the class it has chosen, take argmax() out of forward()."
+        )
     if logits.ndim < 2:
         return (
             "the model gives one number for each sample; expected one for each class. Give it as many outputs as there "
@@ -149,7 +174,7 @@ def _about_classes(logits: torch.Tensor, labels: torch.Tensor) -> str:
         example = labels[labels != labels.round()][0].item()
         return (
             f"{given} such as {example:g}; expected whole numbers (int64), each the number of a class. For values "
-            "instead of classes, set criterion='MSELoss' and give the model as many outputs."
+            "instead of classes, set criterion='MSELoss' and give the model one output for each."
         )
     if labels.dtype not in (torch.int64, torch.uint8):
         return (
@@ -202,10 +227,14 @@ def _no_such_class(criterion: nn.Module, logits: torch.Tensor, labels: torch.Ten
 
 def no_loss_tensor(source: str, found: object) -> DataError:
     """Return the refusal of a loss that is no tensor, or an empty one."""
-    hint = " Is a return missing there?" if found is None else ""
-    if isinstance(found, torch.Tensor) and not found.numel():
-        hint = " It holds no number: look at what it is computed of."
+    hint = "Return such a tensor there."
+    if found is None:
+        hint = "Is a return missing there?"
+    elif isinstance(found, Mapping) and "loss" in found:
+        hint = "Return its 'loss' alone there."
+    elif isinstance(found, torch.Tensor) and not found.numel():
+        hint = "It holds no number: look at what it is computed of."
     return DataError(
         f"the loss is {form_of(found)}, from {source}; expected a single number, as a tensor computed by the model (no "
-        f".item(), no float()).{hint}"
+        f".item(), no float()). {hint}"
     )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,6 +14,10 @@ __all__ = ["remedy_for"]
 
 NO_FORWARD = re.compile(r"Module \[(\w+)\] is missing the required \"forward\" function")
 UNLIKE_WIDTHS = re.compile(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x\d+\)")
+UNLIKE_DTYPES = (
+    re.compile(r"must have the same dtype, but got (?P<given>[\w ]+) and (?P<own>[\w ]+)"),
+    re.compile(r"Input type \((?P<given>[\w. ]+)\) and (?:bias|weight) type \((?P<own>[\w. ]+)\) should be the same"),
+)
 HOLDERS = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 USUAL = "If that is not what it takes, change the dataset, the data_collator or the model."
 SWAPPED = "Are they in the wrong order? Return the inputs first and the label last: (inputs, label)."
@@ -32,7 +37,7 @@ def remedy_for(error: Exception, model: nn.Module, batch: Any, *, lacks_labels: 
         return NO_LABELS if is_numbers else f"{NO_LABELS} {_hint_of(error, batch)}".rstrip()
     if (found := UNLIKE_WIDTHS.search(words)) is not None:
         return f"{USUAL} {_about_width(model, batch, *map(int, found.groups()))}"
-    if "must have the same dtype" in words:
+    if _unlike_dtypes(words) is not None:
         return SWAPPED if _is_swapped(batch) else f"{USUAL} {_hint_of(error, batch)}"
     return f"{USUAL} {_hint_of(error, batch)}".rstrip()
 
@@ -76,13 +81,32 @@ def _hint_of(error: Exception, batch: Any) -> str:
         return (
             "An index is as high as its nn.Embedding has rows, or negative: has the tokenizer more tokens than those?"
         )
-    if "must have the same dtype" in str(error):
-        return "Bring inputs and weights to one dtype: inputs.float(), or model.float()."
+    if (found := _unlike_dtypes(str(error))) is not None:
+        return _about_dtypes(*found)
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     if isinstance(error, TypeError) and isinstance(parts, list | tuple) and any(map(_is_untensored, parts)):
-        return "Make tensors of lists and numbers of texts (a tokenizer) in the dataset."
+        return "Make tensors of lists and arrays, and numbers of texts (a tokenizer), in the dataset or data_collator."
     return ""
 
 
+def _unlike_dtypes(words: str) -> tuple[str, str] | None:
+    """Return the dtypes of what a layer was given and of its weights, in torch's words, if they were not the same."""
+    found = next((found for pattern in UNLIKE_DTYPES if (found := pattern.search(words)) is not None), None)
+    return None if found is None else (found["given"], found["own"])
+
+
+def _about_dtypes(given: str, own: str) -> str:
+    """Say which of both to convert: what is not float32, which torch calls Float."""
+    told = f"A layer with weights of the type {own} got {given}"
+    is_float = [name.lower().removeprefix("torch.").removesuffix("tensor") == "float" for name in (given, own)]
+    if is_float == [True, False]:
+        return f"{told}: convert the model, model.float()."
+    if is_float == [False, True]:
+        return f"{told}: convert the inputs in the dataset or the data_collator, inputs.float()."
+    return f"{told}: convert both, inputs.float() and model.float()."
+
+
 def _is_untensored(part: Any) -> bool:
+    if isinstance(part, np.ndarray):
+        return True
     return isinstance(part, list | tuple) and bool(part) and isinstance(part[0], str | list | tuple | torch.Tensor)

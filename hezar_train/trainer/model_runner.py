@@ -25,6 +25,7 @@ from hezar_train.runtime import logger
 from hezar_train.trainer.loss_refusals import (
     DIFFERENCE_LOSSES,
     REFUSED_BY_LOSS,
+    needs_arguments,
     no_labels,
     no_logits,
     no_loss_tensor,
@@ -246,7 +247,10 @@ def build_criterion(name: str | None) -> Callable[..., torch.Tensor] | None:
     if name is None:
         return None
     if "." not in name:
-        return getattr(nn, name)()  # type: ignore[no-any-return]
+        try:
+            return getattr(nn, name)()  # type: ignore[no-any-return]
+        except TypeError as error:
+            raise needs_arguments(f"criterion={name!r}", error) from error
     return usable_criterion(f"criterion={name!r}", import_dotted(name, setting="criterion"))
 
 
@@ -355,7 +359,9 @@ def find_regularizer(name: str | None) -> Regularizer | None:
     if not is_dotted(name):
         raise ConfigError(
             f"regularizer={name!r} is not registered. Registered: {choices(_REGISTERED) or 'none'}."
-            f"{suggestion(name, _REGISTERED)} Use register_regularizer(name, function) or a dotted path."
+            f"{suggestion(name, _REGISTERED)} Name a function f(ctx) by its dotted path, such as "
+            "'my_package.my_module.l2'; or register one: hezar_train.trainer.model_runner.register_regularizer(name, "
+            "function)."
         )
     found: Regularizer = import_dotted(name, setting="regularizer")
     if not callable(found):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 
 from hezar_train.config import TrainerConfig
@@ -180,6 +180,19 @@ def refuse_foreign_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
             "the optimizer passed in holds none of the model's parameters, so the model would stay as it is. Build it "
             "over model.parameters()."
         )
+    if isinstance(optimizer, SparseAdam):
+        _refuse_dense(model)
+
+
+def _refuse_dense(model: nn.Module) -> None:
+    """Raise if a model has layers of torch's whose gradients are not sparse, as SparseAdam needs them."""
+    for name, module in model.named_modules():
+        is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        if is_trained and type(module).__module__.startswith("torch.nn") and not getattr(module, "sparse", False):
+            raise ConfigError(
+                f"optimizer='SparseAdam' takes sparse gradients alone, and those of {name or 'the model'} "
+                f"({type(module).__name__}) are dense. Use 'AdamW', or train embeddings with sparse=True only."
+            )
 
 
 def _with_groups(first: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

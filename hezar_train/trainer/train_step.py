@@ -304,7 +304,7 @@ def _trainable(loss: Any) -> torch.Tensor:
         return loss
     form, remedy = form_of(loss), "Return such a tensor from compute_loss()"
     if isinstance(loss, torch.Tensor) and loss.is_complex():
-        form = f"of dtype {loss.dtype}"
+        form, remedy = f"of dtype {loss.dtype}", "Return a real number: loss.abs() or loss.real"
     elif isinstance(loss, torch.Tensor) and not loss.requires_grad:
         form = f"{form} without a gradient: it was detached, or no trained parameter is in it"
         remedy = "Take detach(), item(), argmax() and no_grad() off the way from the model to the loss"

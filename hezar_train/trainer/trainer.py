@@ -53,6 +53,7 @@ from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors, ref
 from hezar_train.trainer.evaluator import EvaluationReport
 from hezar_train.trainer.generation import decoder_of, label_names_of
 from hezar_train.trainer.invariance import InvarianceReport, verify_invariance
+from hezar_train.trainer.loss_refusals import refuse_needy_criterion
 from hezar_train.trainer.lr_finder import DEFAULT_STEPS, LRFinderResult, SweepSettings, find_lr
 from hezar_train.trainer.model_runner import Regularizer, refuse_unused_criterion
 from hezar_train.trainer.optimizer_setup import (
@@ -187,6 +188,7 @@ class Trainer:
         self.data = TrainData(
             self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader, named,
             LengthFinder(self.runtime.processes, self.folder.lengths, self._own_sample_length),
+            opens_eval=type(self).create_eval_dataloader is Trainer.create_eval_dataloader,
         )  # fmt: skip
         self.setup = self.data.setup(self.config, self.splits, self.metrics_handler)
         found = choose_checkpoint(self.config, self.folder, self.runtime.processes)
@@ -197,6 +199,7 @@ class Trainer:
         self._show(self.make_parts(self._given(first)))
         if type(self).compute_loss is Trainer.compute_loss:
             refuse_unused_criterion([self.parts.model_runner], resumes=found is not None)
+            refuse_needy_criterion(self.config.criterion, self.criterion)
         self.register_default_hooks()
         self.register_hooks(as_hooks("build_hooks() returned", self.build_hooks()) + as_hooks("hooks is", hooks))
         if found is not None and self.setup.only_for_eval:

@@ -222,5 +222,5 @@ def test_a_batch_sampler_with_a_length_needs_no_max_steps(tmp_path: Path) -> Non
 
 
 def test_workers_cannot_read_a_stream_ahead(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="num_dataloader_workers=2 with an iterable dataset"):
+    with pytest.raises(DataError, match="num_dataloader_workers=2, and the training data is an iterable dataset"):
         build(tmp_path, KeptStream(), num_dataloader_workers=2)

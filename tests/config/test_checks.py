@@ -116,7 +116,7 @@ def test_other_trainers_fields_are_answered_with_ours(foreign: str, ours: str) -
         (
             "resume_from_checkpoint",
             3,
-            "resume_from_checkpoint: expected a path (str), got int 3; write ./3 for a path of that name",
+            "resume_from_checkpoint: expected True (the newest checkpoint) or the folder of one, got int 3",
         ),
     ],
 )

@@ -143,14 +143,18 @@ SHAPE = "(shape )?"
 
 
 @pytest.mark.parametrize(
-    ("values", "lengths"),
-    [([[1, 2, 3], [1, 2]], "23"), ([torch.ones(2, 4), torch.ones(3, 4)], ["3x4", "2x4"]), ([[[1]], [[1], [2]]], "21")],
+    ("values", "lengths", "remedy"),
+    [
+        ([[1, 2, 3], [1, 2]], "23", r"data_collator=.*TextPadding"),
+        ([torch.ones(2, 4), torch.ones(3, 4)], ["3x4", "2x4"], r"resize, crop or pad.*data_collator="),
+        ([[[1]], [[1], [2]]], "21", r"data_collator=.*TextPadding"),
+    ],
 )
-def test_unequal_lengths_are_refused_with_key_lengths_and_remedy(values: list[Any], lengths: Sequence[str]) -> None:
+def test_unequal_lengths_are_refused_with_key_lengths_and_remedy(
+    values: list[Any], lengths: Sequence[str], remedy: str
+) -> None:
     odd, usual = lengths
-    words = (
-        rf"'text\.ids' is .* of {SHAPE}{odd} in one sample .* of {SHAPE}{usual} in another.*data_collator=.*TextPadding"
-    )
+    words = rf"'text\.ids' is .* of {SHAPE}{odd} in one sample .* of {SHAPE}{usual} in another.*{remedy}"
     with pytest.raises(DataError, match=words):
         default_collator([{"text": {"ids": value}} for value in values])
 

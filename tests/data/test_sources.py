@@ -125,7 +125,7 @@ class TestDispatch:
     @pytest.mark.parametrize(
         ("data", "said"),
         [
-            (3, "an int"),
+            (3, "3, an int"),
             (None, "None"),
             (object(), "an object"),
             ("imdb", "'imdb'"),
@@ -145,7 +145,7 @@ class TestDispatch:
 
     def test_a_stream_with_workers_is_refused(self) -> None:
         with pytest.raises(
-            DataError, match=r"num_dataloader_workers=2 with an iterable dataset.*Set num_dataloader_wo"
+            DataError, match=r"num_dataloader_workers=2, and the data is an iterable dataset.*Set num_dataloader_wo"
         ):
             opened(Stream(), num_workers=2)
 

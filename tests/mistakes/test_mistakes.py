@@ -128,6 +128,36 @@ USES = [
     (["runs", "nowhere"], 2, r"there is no folder nowhere\. Name the one"),
     (["report", "nowhere"], 2, r"nowhere is not the folder of a run.*Name the output_dir of a run"),
     (["nosuchcommand"], 2, r"No such command 'nosuchcommand'"),
+    (["resum", "runs/tiny"], 2, r"No such command 'resum'\. Did you mean 'resume'\?"),
+    (["evaluate", "tiny"], 2, r"tiny is not the folder of a run.*Did you mean '.*runs/tiny'\?"),
+    (
+        ["evaluate", "runs/tiny/checkpoints/00000004"],
+        2,
+        r"is a checkpoint; expected the folder of its run.*: .*runs/tiny --checkpoint 4",
+    ),
+    (["resume", "runs/tiny", "batch_size=4"], 2, r"batch_size: 8 in the checkpoint, 4 now.*accept_changes=True"),
+    (["train", "recipes/tiny/config.yml"], 2, r"config\.yml: there is no such file\. Did you mean 'config\.yaml'\?"),
+    (
+        ["train", "recipes/tiny/flat.yaml"],
+        2,
+        r"'batch_size' is not a section.*write 'trainer:' above it, and indent",
+    ),
+    (["train", "recipes/tiny/glued.yaml"], 2, r"the section 'trainer' is a str; .*with a space after the colon"),
+    (["train", "tiny", "--num-processes", "100000"], 2, r"expected at most \d+ here.*Give a process to each GPU"),
+    (
+        ["config", "validate", "comma.json"],
+        2,
+        r"line 1: .*Take out the comma before it, or the comment: JSON has",
+    ),
+    (["config", "validate", "single.json"], 2, r"line 1: .*Write names and texts in double quotes, or save"),
+    (["config", "validate", "open.yaml"], 2, r"A quote is opened before and not closed: close it"),
+    (
+        ["config", "validate", "template.yaml"],
+        2,
+        r"A value that begins with '\{\{' is no text: quote it",
+    ),
+    (["push", "runs/tiny"], 2, r"names no repository \(hub_model_id\)\. Name one: --repo OWNER/NAME"),
+    (["export", "runs/tiny", "recipes"], 2, r"recipes is not empty\. Name a folder that is, or one that is not there"),
 ]
 FILES = {
     "wide.txt": b"1 2 3\n",
@@ -137,6 +167,12 @@ FILES = {
     "bytes.txt": b"\xff\xfe\x00\n",
     "bad.jsonl": b'"1 2"\n{"text":\n',
     "deep.jsonl": b"[" * 100_000 + b"\n",
+    "comma.json": b'{"output_dir": "x", "batch_size": 8,}',
+    "single.json": b"{'output_dir': 'x'}",
+    "open.yaml": b"output_dir: 'runs/x\n",
+    "template.yaml": b"output_dir: {{ out }}\n",
+    "recipes/tiny/flat.yaml": b"output_dir: runs/x\nbatch_size: 8\n",
+    "recipes/tiny/glued.yaml": b"trainer:\n  output_dir:runs/x\n",
 }
 
 

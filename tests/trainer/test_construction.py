@@ -69,7 +69,7 @@ class TestArguments:
             Trainer(TrainerConfig(tmp_path), lambda x: x, rows())  # type: ignore[arg-type]
 
     def test_a_dataset_of_another_kind_is_refused(self, toy: Build) -> None:
-        with pytest.raises(DataError, match="the data is an int; expected a dataset"):
+        with pytest.raises(DataError, match="the training data is 3, an int; expected a dataset"):
             toy(train_dataset=3)
 
     def test_an_empty_dataset_is_refused(self, toy: Build) -> None:
