@@ -15,6 +15,7 @@ does it for windows whose indices are known. Other forms of data than one with a
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -75,7 +76,7 @@ class WindowFetcher:
 
     def __init__(self, fetch: Fetch, order: Order) -> None:
         self._fetch = fetch
-        self._num_workers, self._pin_memory, self._by_length = order.num_workers, order.pin_memory, order.by_length
+        self._order, self._num_workers, self._by_length = order, order.num_workers, order.by_length
         self._pool: WorkerPool | None = None
         self.fewer_rows: tuple[int, int] | None = None
         """Rows and samples of the first batch that has fewer rows than samples."""
@@ -83,7 +84,9 @@ class WindowFetcher:
     def filled(self, windows: Iterator[Window], epoch: int) -> Iterator[Window]:
         """Yield the windows, each with a batch for every entry of its indices."""
         if self._pool is None and self._num_workers:
-            self._pool = WorkerPool(self._fetch, self._num_workers, self._pin_memory)
+            self._pool = WorkerPool(
+                self._fetch, self._num_workers, self._order.pin_memory, **self._order.worker_settings
+            )
         requests = ((epoch, part, window) for window in windows for part in window.indices)
         for batch, window in fetched(requests, self._fetch, self._pool):
             indices = window.indices[len(window.batches)]
@@ -273,7 +276,14 @@ def _rows_of(tensors: Sequence[torch.Tensor]) -> Fetch:
 class WorkerPool:
     """Run `fetch` in processes that live as long as the pool; requests are handed in anew for each pass."""
 
-    def __init__(self, fetch: Fetch, num_workers: int, pin_memory: bool) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        num_workers: int,
+        pin_memory: bool,
+        worker_init_fn: Callable[[int], object] | None = None,
+        **settings: Any,
+    ) -> None:
         # tokenizers warn or dead-lock when a process that used them forks
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._requests = _Requests()
@@ -284,7 +294,8 @@ class WorkerPool:
             num_workers=num_workers,
             pin_memory=pin_memory,
             persistent_workers=True,
-            worker_init_fn=_leave_signals_to_the_main_process,
+            worker_init_fn=functools.partial(_begin_worker, worker_init_fn),
+            **settings,
             generator=torch.Generator(),  # an iterator draws a base seed: never from the global generator
         )
 
@@ -346,7 +357,14 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _leave_signals_to_the_main_process(_: int) -> None:
+def _begin_worker(own: Callable[[int], object] | None, number: int) -> None:
+    """Begin a worker: signals first, then what the user's own DataLoader does there."""
+    _leave_signals_to_the_main_process()
+    if own is not None:
+        own(number)
+
+
+def _leave_signals_to_the_main_process() -> None:
     """Let a worker serve the update in hand when a signal goes to every process of the run.
 
     Ctrl-C is never a worker's business: one that died of the second would turn it into a crash of the run. The main

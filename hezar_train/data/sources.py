@@ -195,8 +195,9 @@ def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order
             "that some would never be seen. Pass the dataset, or a loader without it."
         )
     own = replace(
-        order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
-    )
+        order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory,
+        worker_settings=_worker_settings(loader),
+    )  # fmt: skip
     if hasattr(loader, "state_dict") or (is_stream(loader.dataset) and loader.num_workers):
         return StreamSource(loader, own, identity, is_batched=True)
     if loader.batch_sampler is None and loader.batch_size is None:
@@ -210,13 +211,28 @@ def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order
     return MapSource(loader.dataset, collate, own, drop_last=loader.drop_last)  # type: ignore[arg-type]
 
 
+def _worker_settings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what a loader says of its workers, which ours follow; refuse a way to start them that ours have not."""
+    context = loader.multiprocessing_context
+    if context is not None and (method := context.get_start_method()) != "fork":
+        raise DataError(
+            f"the DataLoader has multiprocessing_context={method!r}, and the trainer forks its workers. Leave it out, "
+            "or set num_workers=0."
+        )
+    if not loader.num_workers:
+        return {}
+    names = ("worker_init_fn", "prefetch_factor", "timeout")
+    return {name: value for name in names if (value := getattr(loader, name))}
+
+
 def _before_accelerate(loader: DataLoader[Any], order: Order) -> DataLoader[Any]:
     """Return a loader as it was before `accelerator.prepare(loader)`: here samples are shared out by the trainer."""
     prepared = getattr(loader, "base_dataloader", None)
     if prepared is None:
         return loader
     given: dict[str, Any] = {
-        name: getattr(prepared, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
+        name: getattr(prepared, name)
+        for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "prefetch_factor", "timeout")
     }
     if not is_stream(prepared.dataset):
         batches = _inside(prepared.batch_sampler, "BatchSamplerShard", "batch_sampler")

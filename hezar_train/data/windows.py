@@ -109,6 +109,9 @@ class Order:
     reshuffle: bool = True
     num_workers: int = 0
     pin_memory: bool = False
+    worker_settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What a user's own DataLoader says of its workers: `worker_init_fn`, `prefetch_factor`, `timeout`."""
+
     rank: int = 0
     num_processes: int = 1
     processes: Processes | None = None

@@ -421,3 +421,35 @@ class TestMapSource:
         source.restore({"anything": 1})
         assert source.resume_problem is None
         assert (source.num_samples, source.num_batches, source.batch_size) == (6, None, 2)
+
+
+IS_READY = False
+
+
+def make_ready(_: int) -> None:
+    global IS_READY  # noqa: PLW0603 - what a user's own function does in a worker
+    IS_READY = True
+
+
+class Readiness(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, int(IS_READY)])
+
+
+@pytest.mark.parametrize("sampler", [None, WeightedRandomSampler([1.0] * 8, 8)])
+def test_workers_begin_as_a_ready_loader_says(sampler: Any) -> None:
+    loader = DataLoader(
+        Readiness(), batch_size=4, num_workers=1, worker_init_fn=make_ready, prefetch_factor=3, timeout=60,
+        sampler=sampler,
+    )  # fmt: skip
+    rows = [row for batch in first_epoch(opened(loader)) for row in batch]
+    assert [is_ready for _, is_ready in rows] == [1] * 8
+
+
+def test_workers_that_would_start_otherwise_are_refused() -> None:
+    loader = DataLoader(Readiness(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(DataError, match="multiprocessing_context='spawn', and the trainer forks its workers"):
+        opened(loader)
