@@ -132,8 +132,8 @@ def _refuse_other_shapes(kept: Mapping[Any, Any], parameter: Tensor) -> None:
         if not _fits(name, value, parameter):
             given = f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
             raise CheckpointError(
-                f"{str(name)[:80]} of a parameter of shape {list(parameter.shape)} is {given}. If other parameters were "
-                "trained when it was saved, freeze and unfreeze the same ones (requires_grad) as then"
+                f"{str(name)[:80]} of a parameter of shape {list(parameter.shape)} is {given}. If other parameters "
+                "were trained when it was saved, freeze and unfreeze the same ones (requires_grad) as then"
             )
 
 
