@@ -93,7 +93,7 @@ class Step:
     is_assigned: bool
     """Whether a hook has assigned `grad_norm` or `loss_value`, which `guard` would read again."""
     is_counted: bool
-    """Whether the micro-batch is counted, so that nothing reads its `loss_value` and `applied` any more."""
+    """Whether the micro-batch is counted: assigning its `loss_value` or `applied` comes too late from then on."""
 
     def __init__(self) -> None:
         for name in Step.__slots__:

@@ -3,9 +3,9 @@
 A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
 own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
 Hooks watch and ask; one default hook, `due`, last at BATCH_END and EPOCH_END, does what is due (with several processes
-it also lets all know, at FIT_START and EPOCH_START, what one was asked for). It is required, and so are `count` and
-`keep_place`, which notes where the data is: they can be listed and not removed. Without them a run would not end, or
-its checkpoints would not know where it was.
+it also lets all know, at FIT_START and EPOCH_START, what one was asked for). At the ends it is required, and so are
+`count` and `keep_place`, which notes where the data is: they can be listed and not removed. Without them a run would
+not end, or its checkpoints would not know where it was.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Hook:
         """Run after each step."""
 
     def after_train(self) -> None:
-        """Run once, after the last step; also after a failure."""
+        """Run after the last step of each call of `train()`; also after a failure."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill."""

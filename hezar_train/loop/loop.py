@@ -573,9 +573,10 @@ def note_loss(ctx: Context, outputs: Any, method: str) -> None:
     """Add the loss that an overridden method returned."""
     found = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(found, torch.Tensor):
+        given = "note_loss() was given" if method == "note_loss" else f"the overridden {method}() returned"
         raise DataError(
-            f"the overridden {method}() returned {_shown(outputs)}; expected the step's loss as a tensor, or a mapping "
-            "that has it under 'loss', so that it can be logged."
+            f"{given} {_shown(outputs)}; expected the step's loss as a tensor, or a mapping that has it under 'loss', "
+            "so that it can be logged."
         )
     if method == "training_step":  # whoever overrides more than that takes the update over, weights included
         _refuse_unweighed(ctx)

@@ -1,8 +1,9 @@
 """Checkpointing: find, restore and save checkpoints of a run, and what is in them.
 
 A checkpoint holds the model, the optimizer, the schedule, the scaler, the state with its counters, the hooks' states,
-early stopping's patience, the place of data that keeps its own, and what was measured and not logged yet. No random
-state is saved: order and randomness are functions of the counters. How files get to the disk whole is `checkpoint`'s.
+early stopping's patience, the place of data that keeps its own, and what was measured and not logged yet; and, to be
+compared or used at a resume, the config, the plan, the run's facts, preprocessor and model config. No random state is
+saved: order and randomness are functions of the counters. How files get to the disk whole is `checkpoint`'s.
 """
 
 from __future__ import annotations
@@ -209,7 +210,11 @@ class Checkpointing:
         return True
 
     def take_over_folder(self) -> None:
-        """Make the run's folder this run's own: what an earlier run left is set aside; only torn saves are deleted."""
+        """Make the run's folder this run's own.
+
+        At a fresh start, or from a checkpoint elsewhere, what an earlier run left is set aside; at a resume it is kept.
+        Only torn saves are deleted.
+        """
         if self._store.steps() != self._known_steps:
             raise RunLockedError(
                 f"{self._store.root} has changed since this trainer last looked: another one has trained there. "
@@ -380,7 +385,7 @@ class Checkpointing:
         return gather_whole(**self._contents(), is_kept=self._group.is_main)
 
     def write_model(self, folder: Path) -> None:
-        """Write weights, model config and preprocessor into a folder, for others; on one process."""
+        """Write weights, model config and preprocessor into a folder, for others; where there is one process only."""
         folder.mkdir(parents=True, exist_ok=True)
         write_weights(folder, self.gather_whole(), MODEL_FILE)
         if self._write_model_config is not None:
@@ -546,7 +551,7 @@ def checked(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def going_on(setup: RunSetup, checkpoint: Checkpoint) -> RunSetup:
-    """Return what a run is about that goes on from a checkpoint: its schedules tick as often as they did."""
+    """Return the setup of a run that goes on from a checkpoint: its schedules tick as often as they did there."""
     is_open = setup.config.lr_scheduling_steps is None and setup.plan.schedule_updates is not None
     if setup.only_for_eval or not is_open:
         return setup

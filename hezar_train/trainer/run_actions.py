@@ -1,7 +1,8 @@
 """What a run does when it is due: log a row, save a checkpoint, evaluate and draw the conclusions.
 
 When each is due, and in which order, `intervals` decides. A checkpoint is never ahead of its logs, and a record of an
-evaluation is written last, so that it says that nothing of it is missing.
+evaluation is written after all that follows from it, so that it says that nothing of it is missing; only telling the
+pusher and the user's own `log` come later.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class RunActions:
         return f"step {self.state.global_step} could NOT be saved, {older}"
 
     def refuse_lost_end(self) -> None:
-        """Raise if the last save is not on the disk: it was full, as any other error of the writer has been raised.
+        """Raise if the last save that fell due is not on the disk, because that was full: other errors were raised.
 
         On all processes, after the writer has written all.
         """

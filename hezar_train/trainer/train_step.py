@@ -21,7 +21,7 @@ With the default hooks an update amounts to this (`docs/examples/plain_loop.py` 
     if the loss is not finite: raise; if the norm is not: raise, or with a scaler let it skip the step
     gradients *= min(1, max_grad_norm / norm)                 #   clip
     optimizer.step(); gradients = None                        #   step, zero_grad
-    update_step += 1; schedule.after_update()                 # BATCH_END: count, schedule; then log, save, evaluate
+    update_step += applied; schedule.after_update()           # BATCH_END: count, schedule; then log, save, evaluate
 
 `TrainStep` holds these hooks; `Optimization` does what those of GRADIENTS and UPDATE ask for: it joins, unscales,
 norms and clips the gradients, and steps the optimizer.

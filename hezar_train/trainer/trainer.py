@@ -412,7 +412,7 @@ class Trainer:
         return outputs
 
     def training_step(self, batch: Any) -> dict[str, Any]:
-        """Run forward and backward on a batch; return the outputs with the loss, detached. No update happens here.
+        """Run forward and backward on a batch; return the outputs, the loss in them detached. No update happens here.
 
         An override that does its own backward returns the loss, or a mapping that has it under "loss" (of one without
         it, `ctx.loss` is taken). One that returns nothing is refused.
@@ -576,33 +576,33 @@ class Trainer:
         insert_hook(self.hooks_in_ft, new_hook, trigger, insert_pos, base_hook, insert_mode)
 
     def reset_hook_in_train(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
-        """Take a hook out of training and return its position; without a name take all out and return -1."""
+        """Take a hook out of training and return its position; without one, all not required: -1."""
         return reset_hook(self.hooks_in_train, target_trigger, target_hook_name)
 
     def reset_hook_in_eval(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
-        """Take a hook out of evaluation and return its position; without a name take all out and return -1."""
+        """Take a hook out of evaluation and return its position; without one, all not required: -1."""
         return reset_hook(self.hooks_in_eval, target_trigger, target_hook_name)
 
     def reset_hook_in_ft(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
-        """Take a hook out of finetuning and return its position; without a name take all out and return -1."""
+        """Take a hook out of finetuning and return its position; without one, all not required: -1."""
         return reset_hook(self.hooks_in_ft, target_trigger, target_hook_name)
 
     def replace_hook_in_train(
         self, new_hook: HookCall, target_trigger: str | Moment, target_hook_name: str | None
     ) -> None:
-        """Put a hook in the place of another one of training; without a name, of all."""
+        """Put a hook in the place of another one of training; without a name, of all but those that are required."""
         replace_hook(self.hooks_in_train, new_hook, target_trigger, target_hook_name)
 
     def replace_hook_in_eval(
         self, new_hook: HookCall, target_trigger: str | Moment, target_hook_name: str | None
     ) -> None:
-        """Put a hook in the place of another one of evaluation; without a name, of all."""
+        """Put a hook in the place of another one of evaluation; without a name, of all but those that are required."""
         replace_hook(self.hooks_in_eval, new_hook, target_trigger, target_hook_name)
 
     def replace_hook_in_ft(
         self, new_hook: HookCall, target_trigger: str | Moment, target_hook_name: str | None
     ) -> None:
-        """Put a hook in the place of another one of finetuning; without a name, of all."""
+        """Put a hook in the place of another one of finetuning; without a name, of all but those that are required."""
         replace_hook(self.hooks_in_ft, new_hook, target_trigger, target_hook_name)
 
     def request_save(self) -> None:
