@@ -106,7 +106,7 @@ class TrainerState:
     """
 
     files: dict[str, int] = field(default_factory=dict)
-    """Sizes in bytes of the append-only files when this state was saved."""
+    """Sizes in bytes of the ledger and of logs in JSON lines when this state was saved: a resume cuts them there."""
 
     @property
     def loss_tracker_avg(self) -> float:

@@ -86,7 +86,7 @@ class Step:
     is_own: bool
     """Whether the user's own code has stepped the optimizer, so that this update is done.
 
-    `OwnSteps` notes it, with `applied`; it refuses such a step before the window's last micro-batch.
+    `OwnSteps` notes it, with `applied`; it refuses such a step before the window's last micro-batch, and with a scaler.
     """
     is_weighed: bool
     """Whether the user's own backward went through `accelerator.backward`, which weighs the loss."""

@@ -212,8 +212,8 @@ class Checkpointing:
     def take_over_folder(self) -> None:
         """Make the run's folder this run's own.
 
-        At a fresh start, or from a checkpoint elsewhere, what an earlier run left is set aside; at a resume it is kept.
-        Only torn saves are deleted.
+        At a fresh start, or from a checkpoint elsewhere, what an earlier run left is set aside; at a resume only its
+        checkpoints past the step. Only torn saves are deleted.
         """
         if self._store.steps() != self._known_steps:
             raise RunLockedError(

@@ -2,7 +2,8 @@
 
 A hook that replaces `backward`, or an overridden `training_step`, `optimization_step`, `run_step` or `train_epoch`, may
 call `accelerator.backward(loss)` and `optimizer.step()` itself. Then that step is the update: gradients are joined
-before it, no second step follows, and one in the middle of a window is refused before it changes a weight.
+before it, and no second step follows. One in the middle of a window, or with a scaler (fp16), is refused before it
+changes a weight.
 """
 
 from __future__ import annotations

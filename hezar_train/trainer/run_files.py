@@ -2,9 +2,9 @@
 
 `RunFolder` keeps the config and the plan that a run goes by, records of evaluations and of the best checkpoint, and
 moves an earlier run aside; a folder in which a link would lead any of this elsewhere is refused at once. `RunFiles`
-holds the append-only files of a run that trains: metrics, CSV, TensorBoard, trackers, ledger. At a resume everything
-past the checkpoint is moved to `*.dropped` first, so that every value is there once. Nothing is ever deleted here but
-pictures of old evaluations.
+holds the append-only files of a run that trains: metrics, CSV, TensorBoard, trackers, ledger. At a resume what metrics
+and ledger hold past the checkpoint is moved to `*.dropped` first, the CSV is made anew, and TensorBoard is told to
+forget it, so that every value is there once. Nothing is ever deleted here but pictures of old evaluations.
 """
 
 from __future__ import annotations

@@ -321,7 +321,10 @@ class RunSession:
         state.logs_dir, state.best_checkpoint, state.best_metric_value = self.runtime.processes.share(changed)
 
     def _open_run_files(self) -> RunFiles:
-        """Open the append-only files, each cut where the state says that it ended; what is past that is put aside."""
+        """Open the run's files: ledger and JSON lines cut where the state says that they ended, the rest put aside.
+
+        The CSV is made anew from the rows that are left; TensorBoard begins a new file that voids later events.
+        """
         return RunFiles(
             self.folder, self.state, self.storage, self.runtime, self.setup.config, self.csv_file,
             self.verbs.build_writers,

@@ -263,11 +263,12 @@ class TrainStep:
             state.epoch_finished = window.ends_epoch
             state.samples_seen += window.count
             state.update_step += step.applied
-            weighted = loss * window.total_weight
-            state.loss_tracker_sum += weighted
-            state.loss_tracker_count += window.total_weight
-            state.period_loss_sum += weighted
-            state.period_loss_count += window.total_weight
+            if math.isfinite(loss):  # or a scaler has skipped it and `guard`, which raises, was taken out
+                weighted = loss * window.total_weight
+                state.loss_tracker_sum += weighted
+                state.loss_tracker_count += window.total_weight
+                state.period_loss_sum += weighted
+                state.period_loss_count += window.total_weight
         if self._log is not None:
             self._log.note(state, window, loss)
 
@@ -347,7 +348,7 @@ class Optimization:
         data_parallel: DataParallel | None = None,
         own_steps: OwnSteps | None = None,
     ) -> None:
-        """`data_parallel` joins the gradients of several processes; None where there is only this one.
+        """`data_parallel` joins the gradients of several processes (copies or shares); None where there is one only.
 
         `own_steps` sees what others than this class do with the optimizer.
         """
@@ -391,6 +392,7 @@ class Optimization:
         """Weigh the gradients of a user's own plain backward by `factor`, then gather them.
 
         `OwnSteps` calls it right before the user's own `optimizer.step()`, so that the step sees what ours would.
+        With a scaler it never comes here: such a step is refused.
         """
         self._list_parameters()
         if factor != 1.0:
@@ -409,13 +411,16 @@ class Optimization:
         return self._scaler is not None
 
     def gather_gradients(self, update: object) -> None:
-        """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window."""
+        """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window.
+
+        Those of a sharded model are joined by its backward; here its processes only drop those that none of them used.
+        """
         self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
             return
         self._gathered = update
         if self._data_parallel is not None:
-            self._data_parallel.join_gradients()  # also of a sharded model: all processes come here
+            self._data_parallel.join_gradients()  # all processes come here, those with shares of a model, too
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
 

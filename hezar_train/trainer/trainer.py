@@ -576,15 +576,15 @@ class Trainer:
         insert_hook(self.hooks_in_ft, new_hook, trigger, insert_pos, base_hook, insert_mode)
 
     def reset_hook_in_train(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
-        """Take a hook out of training and return its position; without one, all not required: -1."""
+        """Take a hook out of training and return its position; without a name, all but the required ones: -1."""
         return reset_hook(self.hooks_in_train, target_trigger, target_hook_name)
 
     def reset_hook_in_eval(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
-        """Take a hook out of evaluation and return its position; without one, all not required: -1."""
+        """Take a hook out of evaluation and return its position; without a name, all but the required ones: -1."""
         return reset_hook(self.hooks_in_eval, target_trigger, target_hook_name)
 
     def reset_hook_in_ft(self, target_trigger: str | Moment, target_hook_name: str | None = None) -> int:
-        """Take a hook out of finetuning and return its position; without one, all not required: -1."""
+        """Take a hook out of finetuning and return its position; without a name, all but the required ones: -1."""
         return reset_hook(self.hooks_in_ft, target_trigger, target_hook_name)
 
     def replace_hook_in_train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -256,6 +257,19 @@ class TestSkippedUpdates:
         trainer.train()
         assert (trainer.state.global_step, trainer.state.update_step, trainer.state.epoch) == (10, 8, 2)
         assert saved_steps() == [5, 10]
+
+    def test_a_loss_that_is_no_number_in_a_skipped_update_spoils_no_mean(self, scaled: Build) -> None:
+        class OnceNaN(Trainer):
+            def compute_loss(self, *given: Any, **others: Any) -> torch.Tensor:
+                loss = super().compute_loss(*given, **others)
+                return loss * float("nan") if self.state.global_step == 2 else loss
+
+        trainer = scaled(cls=OnceNaN)
+        trainer.reset_hook_in_train("on_update", "guard")  # which would raise
+        trainer.train()
+        assert (trainer.state.global_step, trainer.state.update_step) == (5, 4)
+        assert trainer.state.loss_tracker_count == 16
+        assert math.isfinite(trainer.state.loss_tracker_avg)
 
     def test_the_scale_is_saved_and_restored(self, scaled: Build) -> None:
         first = scaled(3, num_epochs=1)
