@@ -52,6 +52,7 @@ from hezar_train.recipes.trust import (
     is_shipped,
     refuse_foreign_places,
     refuse_foreign_push,
+    refuse_foreign_settings,
     refuse_untrusted_code,
     remember,
     trust_file,
@@ -109,6 +110,8 @@ def load_run(
         way = "Read them; if you trust them, give the same command with --trust, once."
         refuse_foreign_places(f"{folder / RECORD_FILE}", options, home, texts_in(given_options), way)
         refuse_foreign_push(folder, fields, home, given)
+        way = " Or give the same command with --trust, once."
+        refuse_foreign_settings(f"the config of {folder}", fields, home, given, way)
     return checked(home, fields, options, str(record.get("config") or CONFIG_NAME))
 
 
@@ -121,7 +124,8 @@ def recipe_of_hash(
 ) -> LoadedRecipe:
     """Return the recipe on this machine that has a hash, with the config and the options given.
 
-    Both come from somebody else: options that name files or addresses are refused, unless an override says the same.
+    Both come from somebody else: what they name of files, addresses and services is refused, unless an override says
+    the same.
     """
     overrides = list(overrides)
     folders = list_recipe_folders() if recipe is None else [find_folder(recipe)]
@@ -134,9 +138,10 @@ def recipe_of_hash(
             f"no recipe on this machine has the SHA-256 {sha256}. Recipes: {choices(recipe_names()) or 'none'}. "
             "Install the version of this package that the card names, or put the recipe's folder below ./recipes/."
         )
-    accepted = texts_in(overridden({}, {}, overrides)[1])
+    given, given_options = overridden({}, {}, overrides)
     fields, options = overridden(dict(fields), dict(options), overrides)
-    refuse_foreign_places("the repository", options, home, accepted)
+    refuse_foreign_places("the repository", options, home, texts_in(given_options))
+    refuse_foreign_settings("the config of the repository", fields, home, given)
     return checked(home, fields, options)
 
 

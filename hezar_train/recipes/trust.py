@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.config.files import read_json, to_json, write_atomically
-from hezar_train.config.named_code import named_code, named_places, texts_in
+from hezar_train.config.named_code import named_code, named_places, outside_settings, texts_in
 from hezar_train.errors import ConfigError
 from hezar_train.recipes.recipe import CONFIG_NAME, LoadedRecipe, default_options, hash_of, read_sections, shipped_root
 
@@ -28,6 +28,7 @@ __all__ = [
     "is_shipped",
     "refuse_foreign_places",
     "refuse_foreign_push",
+    "refuse_foreign_settings",
     "refuse_untrusted_code",
     "remember",
     "trust_file",
@@ -65,8 +66,9 @@ def remember(loaded: LoadedRecipe) -> None:
         known.hashes if sha256 in known.hashes else (*known.hashes, sha256)[-MOST_REMEMBERED:],
         known.code | named_code(loaded.config.to_dict()),
         known.places
-        | set(texts_in(loaded.options))
-        | _pushed_to(loaded.config.to_dict()),  # texts may name places later
+        | set(texts_in(loaded.options))  # texts may name places later
+        | _pushed_to(loaded.config.to_dict())
+        | outside_settings(loaded.config.to_dict()),
     )
     if now == known:
         return
@@ -137,6 +139,24 @@ def refuse_foreign_push(run: Path, fields: Mapping[str, Any], home: Path, given:
         f"the config of {run} would push the run to {fields.get('hub_model_id')!r} on the Hub, with your token, and "
         f"you have not trained {home.name} with that on this machine. If you want it, say so yourself: "
         f"hub_model_id={fields.get('hub_model_id')}; else push_to_hub=false."
+    )
+
+
+def refuse_foreign_settings(
+    source: str, fields: Mapping[str, Any], home: Path, given: Mapping[str, Any], way: str = ""
+) -> None:
+    """Raise if a config from elsewhere leads to weights or services that neither the recipe nor this user has named.
+
+    `given` are the fields that the user names now, `way` is what else can be done.
+    """
+    theirs = outside_settings({name: value for name, value in fields.items() if name not in given})
+    foreign = sorted(theirs - trusted_beside(home).places - outside_settings(_own_config(home)[0]))
+    if not foreign:
+        return
+    raise ConfigError(
+        f"{source} leads to weights or services that you have not trained {home.name} with on this machine: "
+        f"{', '.join(foreign)}. If you want that, say so yourself: {foreign[0]}; if not, "
+        f"{foreign[0].partition('=')[0]}=null.{way}"
     )
 
 

@@ -244,6 +244,72 @@ def test_a_run_does_not_choose_where_i_push(invoke: Invoke, gift: Path) -> None:
     assert invoke("evaluate", str(gift), "--recipe", str(home)).exit_code == 0
 
 
+OUTSIDE = {
+    "init_weights_from": "/somewhere/else",
+    "trackers": ["wandb"],
+    "resume_from_checkpoint": "hub://evil/x",
+}
+
+
+def rewrite(gift: Path, **fields: object) -> None:
+    """Let the config of a run say something else."""
+    config = gift / "train_config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **fields}))
+
+
+@pytest.mark.filterwarnings("ignore:.*no supported trackers")
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("train", name) for name in OUTSIDE),
+        *(("resume", name) for name in OUTSIDE if name != "resume_from_checkpoint"),  # that is what resume says itself
+        *((command, "init_weights_from") for command in ("evaluate", "predict", "find-lr")),
+        ("find-lr", "trackers"),
+    ],
+)
+def test_a_run_does_not_choose_whose_weights_are_loaded_nor_who_is_told(
+    invoke: Invoke, gift: Path, command: str, name: str
+) -> None:
+    remember(load_recipe("sums"))
+    rewrite(gift, **{name: OUTSIDE[name]})
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "leads to weights or services that you have not trained sums with" in refused.stderr
+    assert "--trust, once" in refused.stderr
+    assert not Path("ran").exists()
+    remember(load_run(gift, trust=True))  # what I have trained with once is mine
+    assert "leads to weights or services" not in invoke(*COMMANDS[command], input="1 2\n").stderr
+
+
+def test_what_a_run_leads_to_is_mine_if_i_say_so_or_if_my_recipe_does(invoke: Invoke, gift: Path) -> None:
+    remember(load_recipe("sums"))
+    rewrite(gift, trackers=["tensorboard", "wandb"], init_weights_from="hub://me/x")
+    said = ["trackers=[]", "init_weights_from=null"]
+    assert load_run(gift, said).config.trackers == []
+    with pytest.raises(ConfigError, match=r"leads to.* trackers=\[wandb\]\. If"):
+        load_run(gift, ["init_weights_from=hub://me/x"])
+    home = gift.parents[1] / "recipes" / "sums"
+    (home / "config.yaml").write_text(CONFIG.replace("{", "{trackers: [wandb], init_weights_from: 'hub://me/x', "))
+    assert load_run(gift).config.trackers == ["tensorboard", "wandb"]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_a_look_at_a_run_tells_no_service_and_needs_no_word_for_it(invoke: Invoke, gift: Path, command: str) -> None:
+    remember(load_recipe("sums"))
+    rewrite(gift, trackers=["wandb"], resume_from_checkpoint="hub://evil/x", push_to_hub=True, hub_model_id="evil/x")
+    assert invoke(*COMMANDS[command], input="1 2\n").exit_code == 0
+
+
+@pytest.mark.parametrize("fields", [{"init_weights_from": "evil/x"}, {"init_weights_from": "/etc/x"}])
+def test_a_repository_does_not_choose_whose_weights_are_loaded(fields: dict[str, str]) -> None:
+    shipped = load_recipe("text_classification")
+    sha256, theirs = shipped.record()["sha256"], {"output_dir": "runs/again", **fields}
+    with pytest.raises(ConfigError, match=r"the config of the repository leads to .*say so yourself: init_weights"):
+        recipe_of_hash(sha256, theirs, {})
+    said = [f"{name}={value}" for name, value in fields.items()]
+    assert recipe_of_hash(sha256, theirs, {}, said).config.init_weights_from == fields["init_weights_from"]
+
+
 def test_an_option_of_a_run_that_names_a_file_must_have_been_mine(invoke: Invoke, gift: Path) -> None:
     remember(load_recipe("sums"))
     record = json.loads((gift / "recipe.json").read_text())
