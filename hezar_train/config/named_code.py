@@ -1,8 +1,9 @@
 """What a config names besides plain settings: code to import or download, places to read from, services to tell.
 
 A config that a user writes may name code (`optimizer: my_package.MyOptimizer`, `metrics: ["evaluate:./score.py"]`),
-places (a dataset's folder, an address, `init_weights_from`) and services (`trackers: [wandb]`). One that came with a run's folder, a checkpoint or a repository was perhaps
-written by somebody else: who reads such a file asks here what it names, and refuses what nobody on this machine chose.
+places (a dataset's folder, an address, `init_weights_from`) and services (`trackers: [wandb]`). One that came with a
+run's folder, a checkpoint or a repository was perhaps written by somebody else: who reads such a file asks here what it
+names, and refuses what nobody on this machine chose.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from hezar_train.checkpoint.shard_files import INDEX_NAME, ShardIndex
 from hezar_train.config.files import read_json, read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.report import curves_png
-from hezar_train.run_folder import open_file, plain_path, refuse_odd_file
+from hezar_train.run_folder import open_file, plain_path, refuse_odd_file, refuse_second_name
 from hezar_train.run_layout import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -257,8 +257,10 @@ def _link(source: Path, target: Path) -> None:
         _copy(source, target)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, *, accept_second_name: bool = True) -> None:
     with os.fdopen(open_file(source), "rb") as file, target.open("xb") as copy_of_it:
+        if not accept_second_name:
+            refuse_second_name(source, file.fileno())
         shutil.copyfileobj(file, copy_of_it)
 
 
@@ -320,7 +322,7 @@ def _train_files(run: SavedRun, checkpoint: Path, folder: Path, names: PushNames
     found |= {name: path for name, path in records if path.suffix != ".png"}  # samples stay at home
     if names.push_logs:
         found |= _without_hosts(_below(run.layout.all_logs, LOGS_FOLDER))
-    files = {f"{train}/{name}": path for name, path in _copies(found, copies).items()}
+    files = {f"{train}/{name}": path for name, path in _copies(found, copies, run.layout.checkpoints).items()}
     files[f"{train}/{names.config}"] = files.pop(f"{train}/{CONFIG_FILE}")
     files[f"{train}/{STATE_FILE}"] = checkpoint / STATE_FILE
     if names.push_optimizer:
@@ -355,13 +357,14 @@ def _refuse_outside(files: Iterable[str]) -> None:
             raise ConfigError(f"{name!r} cannot be the name of a file in a repository: it leads outside")
 
 
-def _copies(found: dict[str, Path], folder: Path) -> dict[str, Path]:
+def _copies(found: dict[str, Path], folder: Path, checkpoints: Path) -> dict[str, Path]:
+    """Copy records; one with a second name only from a checkpoint, whose files pushes link to, and manifests list."""
     files = {}
     for name, source in found.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _copy(source, target)
+            _copy(source, target, accept_second_name=source.is_relative_to(checkpoints))
         except FileNotFoundError:  # a run without it, or a file that a resume has just put aside
             continue
         files[name] = target
