@@ -177,8 +177,8 @@ def test_a_secret_is_found_over_lines_escaped_and_in_base64(
 def test_a_secret_in_a_file_of_weights_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     secret = "correct_horse & battery"
     monkeypatch.setenv("MY_SERVICE_PASSWORD", secret)
-    text = torch.tensor(list(f"of {secret}.".encode()), dtype=torch.uint8)
-    tensors = {secret if place == "a name" else "x": torch.zeros(5), "note": text if place == "a tensor" else text[:3]}
+    text = torch.tensor(list(b"\x01" * (2 << 20) + f"of {secret}.".encode()), dtype=torch.uint8)
+    tensors = {secret if place == "a name" else "x": torch.zeros(5), "note": text[: None if place == "a tensor" else 3]}
     save_file(
         tensors, tmp_path / "model.safetensors", {"by": secret[:7] + "\n" + secret[7:]} if "meta" in place else {}
     )
