@@ -12,10 +12,8 @@ what its options name: that must be the package's, the user's own (`trust`), or 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from hezar_train.config import TrainerConfig, read_mapping, write_mapping
 from hezar_train.config.named_code import named_code, texts_in
 from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.events import FINISHED, end_of, read_starts
+from hezar_train.recipes.importing import import_recipe
 from hezar_train.recipes.recipe import (
     CONFIG_NAME,
     CONFIG_SUFFIXES,
@@ -68,7 +67,6 @@ __all__ = [
     "RECORD_FILE",
     "build_recipe",
     "build_trainer",
-    "import_recipe",
     "load_any",
     "load_run",
     "load_target",
@@ -349,19 +347,6 @@ def _built_by(module: ModuleType, options: Mapping[str, Any]) -> Any:
             given = ", ".join(f"{OPTION_PREFIX}{name}={str(value)[:MOST_SHOWN]}" for name, value in options.items())
             error.add_note(f"This was raised while build() ran with {given}. Is that what it should be?")
         raise
-
-
-def import_recipe(source: Path) -> ModuleType:
-    """Run a recipe's source as a module of its own name."""
-    name = f"hezar_train_recipe_{source.resolve().parent.name}"
-    spec = importlib.util.spec_from_file_location(name, source)
-    if spec is None:
-        raise ConfigError(f"{source}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # loader workers and dataclasses look classes up by their module
-    # Compiled from the source, which the recipe's hash covers: what lies in __pycache__ it does not.
-    exec(compile(source.read_bytes(), source, "exec", dont_inherit=True), module.__dict__)
-    return module
 
 
 def saved_checkpoints(config: TrainerConfig) -> str:

@@ -358,6 +358,84 @@ def test_the_bytecode_beside_a_recipe_is_not_run(tmp_path: Path) -> None:
     assert import_recipe(source).found == "original"
 
 
+HELPED = """\
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / {folder!r}))
+try:
+    import beside_the_recipe
+finally:
+    del sys.path[0]
+    sys.modules.pop("beside_the_recipe", None)
+
+
+def build(): ...
+"""
+
+
+def with_helper(place: Path, folder: str = "") -> Path:
+    """Make a recipe that imports a module from a folder of its own; return the module's file."""
+    (place / folder).mkdir(parents=True, exist_ok=True)
+    (place / "recipe.py").write_text(HELPED.format(folder=folder))
+    helper = place / folder / "beside_the_recipe.py"
+    helper.write_text("found = 'original'\n")
+    return helper
+
+
+def test_the_bytecode_of_what_a_recipe_imports_is_not_run(tmp_path: Path) -> None:
+    helper = with_helper(tmp_path / "recipe")
+    helper.write_text("found = 'planted'\n")
+    py_compile.compile(str(helper), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    helper.write_text("found = 'original'\n")
+    assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "original"
+    (tmp_path / "elsewhere.py").write_text("found = 'linked'\n")
+    helper.unlink()
+    helper.symlink_to(tmp_path / "elsewhere.py")
+    assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "linked"
+
+
+@pytest.mark.parametrize("folder", ["", "parts", "parts/more", "__pycache__2"])
+def test_what_a_recipe_imports_from_its_folder_is_in_its_hash(tmp_path: Path, folder: str) -> None:
+    helper = with_helper(tmp_path / "recipe", folder)
+    for is_run in (False, True):
+        if is_run:
+            (tmp_path / "recipe" / "train_config.yaml").touch()
+            if folder:
+                break  # among the files of a run only those beside recipe.py count
+        before = hash_of(tmp_path / "recipe")
+        assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "original"
+        helper.write_text("found = 'exchanged'\n")
+        assert hash_of(tmp_path / "recipe") != before
+        helper.write_text("found = 'original'\n")
+
+
+@pytest.mark.parametrize("folder", [".hidden", "__pycache__", "runs/first", "parts/.hidden/more", "out", "link"])
+def test_what_the_hash_of_a_recipe_leaves_out_is_not_imported(tmp_path: Path, folder: str) -> None:
+    helper = with_helper(tmp_path / "recipe", ".target" if folder == "link" else folder)
+    if folder == "out":
+        (helper.parent / "train_config.yaml").touch()
+    if folder == "link":
+        (tmp_path / "recipe" / "link").symlink_to(helper.parent)
+        (tmp_path / "recipe" / "recipe.py").write_text(HELPED.format(folder=folder))
+    before = hash_of(tmp_path / "recipe")
+    helper.write_text("raise SystemExit('exchanged')\n")
+    assert hash_of(tmp_path / "recipe") == before
+    with pytest.raises(ConfigError, match=r"imports beside_the_recipe from .* which its hash does not cover"):
+        import_recipe(tmp_path / "recipe" / "recipe.py")
+
+
+def test_what_a_recipe_imports_from_elsewhere_is_found_as_ever(tmp_path: Path) -> None:
+    (tmp_path / ".elsewhere").mkdir()
+    (tmp_path / ".elsewhere" / "beside_the_recipe.py").write_text("found = 'elsewhere'\n")
+    with_helper(tmp_path / "recipe").unlink()
+    (tmp_path / "recipe" / "recipe.py").write_text(HELPED.format(folder="../.elsewhere"))
+    assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "elsewhere"
+    (tmp_path / "recipe" / "common").symlink_to(tmp_path / ".elsewhere")  # the link is in the hash
+    (tmp_path / "recipe" / "recipe.py").write_text(HELPED.format(folder="common"))
+    assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "elsewhere"
+
+
 @pytest.mark.usefixtures("gift")
 def test_a_list_of_trusted_recipes_that_another_user_wrote_is_not_believed(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
