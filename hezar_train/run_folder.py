@@ -161,10 +161,10 @@ def write_anew(path: Path, content: bytes) -> None:
 def read_file(path: str | os.PathLike[str], most_bytes: int = MOST_SMALL_BYTES, *, follow_links: bool = True) -> bytes:
     """Return a file's content; refuse one that is no regular file or has more than `most_bytes`."""
     with os.fdopen(open_file(path, follow_links=follow_links), "rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise RunFolderError(f"{path} has more than {most_bytes:,} bytes, which no such file has")
-    return content
+        # Python takes the memory for all that a read may bring before it reads, and `most_bytes` may come from a file.
+        if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+            raise RunFolderError(f"{path} has more than {most_bytes:,} bytes, which no such file has")
+        return file.read(size)
 
 
 def remove_folder(folder: Path) -> bool:

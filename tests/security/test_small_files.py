@@ -11,6 +11,7 @@ import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from hypothesis import strategies as st
 
 import hezar_train
 from hezar_train.checkpoint import CheckpointStore
+from hezar_train.checkpoint.format import read_tensors
 from hezar_train.checkpoint.manifest import Manifest, read_manifest
 from hezar_train.cli import root
 from hezar_train.cli.runs import summarize
 from hezar_train.cli.verify import audit_run
 from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.files import load_json, parse_yaml, to_plain
+from hezar_train.data import Lengths
 from hezar_train.errors import CheckpointError, ConfigError, DataError
 from hezar_train.events import EventStorage, Ledger
 from hezar_train.recipes import run_config
@@ -494,6 +497,24 @@ def test_an_audit_of_a_state_that_is_gigabytes_is_refused_in_time(run: Path) -> 
         audit_run(run_config(run))
 
 
+@pytest.mark.parametrize("count", [10**11, 1 << 62])
+def test_an_audit_takes_no_memory_for_lengths_that_are_not_there(run: Path, count: int) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "num_samples": count}))
+    Lengths([1, 2, 3]).save(run / "lengths.bin")
+    config = replace(run_config(run), group_by_length=True)
+    with pytest.raises(CheckpointError, match="does not hold the lengths of"):
+        audit_run(config)
+
+
+@pytest.mark.parametrize("size", [1 << 63, (1 << 64) - 1])
+def test_a_tensor_of_no_values_with_a_size_of_64_bits_is_refused(tmp_path: Path, size: int) -> None:
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [0, size], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+        read_tensors(tmp_path / "model.safetensors")
+
+
 @pytest.mark.parametrize("kind", ["a FIFO", "a link that goes round", "gigabytes", "a picture"])
 def test_a_page_does_not_wait_for_a_picture_that_is_none(run: Path, kind: str) -> None:
     picture = run / "evaluations" / "one.png"
@@ -527,7 +548,7 @@ READS = re.compile(
 )
 READ_ELSEWHERE = {
     "run_folder.py",  # which is the one
-    "recipes/recipe.py", "recipes/build.py", "cli/recipes.py",  # recipes, which are hashed before they are run
+    "recipes/recipe.py", "recipes/importing.py", "cli/recipes.py",  # recipes, which are hashed before they are run
     "recipes/open_run.py",  # inputs that a user names
     "launch/process.py", "launch/agent.py",  # a folder that was made for this command
     "runtime/accelerator.py",  # /proc
