@@ -12,6 +12,7 @@ The file is `trusted.json` in the folder `$HEZAR_TRAIN_CACHE`, else in `$XDG_CAC
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -174,19 +175,29 @@ def _own_config(home: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _entries() -> dict[str, Any]:
     path = trust_file()
-    try:
-        if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
-            return {}  # somebody else's word
-    except OSError:
+    if not _is_own(path):
         return {}
     found = read_json(path).get("recipes")
     return dict(found) if isinstance(found, dict) else {}
+
+
+def _is_own(path: Path) -> bool:
+    """Tell whether nobody but this user can have written a file: it is no link, and closed to others."""
+    if not hasattr(os, "getuid"):
+        return path.is_file()
+    try:
+        file, folder = path.lstat(), path.parent.stat()
+    except OSError:
+        return False
+    is_closed = folder.st_uid == os.getuid() and not folder.st_mode & 0o077
+    return stat.S_ISREG(file.st_mode) and file.st_uid == os.getuid() and (is_closed or not file.st_mode & 0o022)
 
 
 def _write(entries: Mapping[str, Any]) -> None:
     path = trust_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json({"format": FORMAT, "recipes": entries}))
+    path.chmod(0o600)
 
 
 def _texts(value: Any) -> list[str]:

@@ -448,6 +448,28 @@ def test_a_list_of_trusted_recipes_that_another_user_wrote_is_not_believed(
     assert invoke("evaluate", "runs/sums").exit_code == 2
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664, 0o646])
+@pytest.mark.usefixtures("gift")
+def test_a_list_of_trusted_recipes_that_others_can_write_to_is_not_believed(
+    invoke: Invoke, mode: int, is_closed: bool
+) -> None:
+    remember(load_recipe("sums"))
+    assert trust_file().stat().st_mode & 0o777 == 0o600
+    trust_file().chmod(mode)
+    trust_file().parent.chmod(0o700 if is_closed else 0o755)
+    is_believed = is_closed or not mode & 0o022
+    assert invoke("evaluate", "runs/sums").exit_code == (0 if is_believed else 2)
+
+
+@pytest.mark.usefixtures("gift")
+def test_a_list_of_trusted_recipes_behind_a_link_is_not_believed(invoke: Invoke, tmp_path: Path) -> None:
+    remember(load_recipe("sums"))
+    trust_file().rename(tmp_path / "a_file_of_mine.json")
+    trust_file().symlink_to(tmp_path / "a_file_of_mine.json")
+    assert invoke("evaluate", "runs/sums").exit_code == 2
+
+
 def test_validate_names_code_and_does_not_import_it(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("output_dir: run\noptimizer: nowhere.to.be.Found\n")
     done = invoke("config", "validate", "own.yaml")
