@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import py_compile
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from hezar_train.cli import root
+from hezar_train.config import TrainerConfig
+from hezar_train.config.named_code import CODE_FIELDS, OUTSIDE_FIELDS
 from hezar_train.errors import ConfigError
 from hezar_train.recipes import import_recipe, load_recipe, load_run, recipe_of_hash
 from hezar_train.recipes.recipe import hash_of
@@ -291,6 +294,20 @@ def test_what_a_run_leads_to_is_mine_if_i_say_so_or_if_my_recipe_does(invoke: In
     home = gift.parents[1] / "recipes" / "sums"
     (home / "config.yaml").write_text(CONFIG.replace("{", "{trackers: [wandb], init_weights_from: 'hub://me/x', "))
     assert load_run(gift).config.trackers == ["tensorboard", "wandb"]
+
+
+WITH_RULES_OF_THEIR_OWN = {"output_dir", "checkpoints_dir", "logs_dir", "hub_model_id", "hub_revision"}
+LEAD_NOWHERE = {
+    "task", "device", "mixed_precision", "sharding", "length_column", "loss_weight", "metric_for_best_model",
+    "early_stopping_mode", "early_stopping_metric", "stop_when", "save_freq", "batch_or_epoch", "local_param",
+    "finetune_batch_or_epoch", "finetune_freeze_param", "finetune_param", "hub_strategy", "hub_card",
+}  # fmt: skip
+
+
+def test_every_field_that_holds_a_text_is_known_to_lead_somewhere_or_nowhere() -> None:
+    texts = {name for name, one in TrainerConfig.fields().items() if re.search("str|Path|Any|dict|list", str(one.type))}
+    code = {name for name in texts if name in CODE_FIELDS or name.endswith("_kwargs")}
+    assert texts - code == {*OUTSIDE_FIELDS, *WITH_RULES_OF_THEIR_OWN, *LEAD_NOWHERE}
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
