@@ -46,6 +46,7 @@ from hezar_train.checkpoint import (
 from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import (
     Manifest,
+    free_bytes,
     hash_file,
     is_inside,
     read_manifest,
@@ -287,7 +288,8 @@ def _trained_part(checkpoint: Path) -> dict[str, Path]:
     files = {BASE_FILE: checkpoint / BASE_FILE}
     if opened.base is not None:
         tensors, _ = opened.model()
-        computed = opened.extra().get("adapters") or {}
+        extra = opened.extra()
+        computed = (isinstance(extra, dict) and extra.get("adapters")) or {}
         for name, part in files_for_others(opened.base, tensors, computed).items():
             files[name] = plain_path(folder, name)
             files[name].parent.mkdir(parents=True, exist_ok=True)
@@ -359,6 +361,9 @@ def _refuse_outside(files: Iterable[str]) -> None:
 
 def _copies(found: dict[str, Path], folder: Path, checkpoints: Path) -> dict[str, Path]:
     """Copy records; one with a second name only from a checkpoint, whose files pushes link to, and manifests list."""
+    needed = sum(source.stat().st_size for source in found.values() if source.is_file())
+    if needed > (free := free_bytes(folder.parent)):  # a file with holes can claim any size, and a copy of it has none
+        raise CheckpointError(f"the records of the run have {needed:,} bytes, and {free:,} are free in {folder.parent}")
     files = {}
     for name, source in found.items():
         target = folder / name
