@@ -1,8 +1,9 @@
 """Open, read and delete inside a run's folder, whoever made it: the one module that does.
 
 A run's folder may come from anywhere. Links on the way to it are the user's own and are followed; a link inside it
-would lead a write, a cut or a deletion to any file of the user, so it is refused. So are names that lead out of the
-folder, and files that are no files: a FIFO would wait for ever, a device never ends.
+would lead a write, a cut or a deletion to any file of the user, so it is refused. So is a file with a second name (a
+hard link) where it would be written to in its place, names that lead out of the folder, and files that are no files: a
+FIFO would wait for ever, a device never ends.
 
 Everything that is read has a size that is known beforehand: `read_file` takes the most bytes that make sense. Nothing
 here knows the names in a run's folder (`run_layout` does) or what is in its files.
@@ -32,8 +33,11 @@ __all__ = [
     "read_file",
     "refuse_links",
     "refuse_odd_file",
+    "refuse_second_name",
+    "refuse_second_names",
     "remove_files",
     "remove_folder",
+    "write_anew",
 ]
 
 LONGEST_NAME, LONGEST_PATH = 255, 4096  # in bytes: what file systems take
@@ -97,8 +101,34 @@ def refuse_odd_file(path: str | os.PathLike[str]) -> None:
         raise RunFolderError(f"{path} is {_kind(mode)}; expected a file")
 
 
-def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, follow_links: bool = False) -> int:
-    """Open a regular file, or make one if the flags say so, and return its descriptor."""
+def refuse_second_name(path: str | os.PathLike[str], descriptor: int) -> None:
+    """Raise if an open file has another name: that may be any file of the user, which tools for archives can link to.
+
+    A copy of a run that shares its files with the original (`cp -l`) is one of these: a run in it changes both.
+    """
+    if os.fstat(descriptor).st_nlink > 1:
+        raise _second_name_refused(path)
+
+
+def refuse_second_names(folder: Path) -> None:
+    """Raise if a file below a folder that somebody else's code will write to has a second name."""
+    for parent, _, files in os.walk(folder):
+        for entry in files:
+            if os.lstat(path := os.path.join(parent, entry)).st_nlink > 1:
+                raise _second_name_refused(path)
+
+
+def open_file(
+    path: str | os.PathLike[str],
+    flags: int = os.O_RDONLY,
+    *,
+    follow_links: bool = False,
+    accept_second_name: bool = False,
+) -> int:
+    """Open a regular file, or make one if the flags say so, and return its descriptor.
+
+    One with a second name is opened to be read only, unless the caller answers for what is written.
+    """
     extra = os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | (0 if follow_links else getattr(os, "O_NOFOLLOW", 0))
     try:
         # Without waiting: the open of a FIFO would last until somebody opens its other end.
@@ -112,16 +142,29 @@ def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, follow_
     if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise RunFolderError(f"{path} is {_kind(mode)}; expected a file")
+    if flags & (os.O_WRONLY | os.O_RDWR) and not accept_second_name:
+        try:
+            refuse_second_name(path, descriptor)
+        except RunFolderError:
+            os.close(descriptor)
+            raise
     return descriptor
+
+
+def write_anew(path: Path, content: bytes) -> None:
+    """Write a file in the place of what has that name, which is not written to: it may be a link."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        file.write(content)
 
 
 def read_file(path: str | os.PathLike[str], most_bytes: int = MOST_SMALL_BYTES, *, follow_links: bool = True) -> bytes:
     """Return a file's content; refuse one that is no regular file or has more than `most_bytes`."""
     with os.fdopen(open_file(path, follow_links=follow_links), "rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise RunFolderError(f"{path} has more than {most_bytes:,} bytes, which no such file has")
-    return content
+        # Python takes the memory for all that a read may bring before it reads, and `most_bytes` may come from a file.
+        if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+            raise RunFolderError(f"{path} has more than {most_bytes:,} bytes, which no such file has")
+        return file.read(size)
 
 
 def remove_folder(folder: Path) -> bool:
@@ -147,6 +190,13 @@ def _link_refused(path: Path) -> RunFolderError:
     return RunFolderError(
         f"{path} is a link. Links inside a run's folder are not followed, because they can lead to any file of yours: "
         "put the file or folder itself in its place, or move the whole run and link to that"
+    )
+
+
+def _second_name_refused(path: str | os.PathLike[str]) -> RunFolderError:
+    return RunFolderError(
+        f"{path} has a second name (a hard link): what is done to it is done to another file, which may be any of "
+        "yours. Put a copy in its place, or copy the whole folder: cp -r"
     )
 
 

@@ -31,7 +31,7 @@ from typing import Any, Self
 
 from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
 from hezar_train.errors import ConfigError
-from hezar_train.run_folder import is_plain, plain_path, refuse_links
+from hezar_train.run_folder import is_plain, plain_path, refuse_links, refuse_second_names
 
 __all__ = [
     "ADAPTER_CONFIG_FILE",
@@ -291,6 +291,7 @@ class RunLayout:
         """Name the folder that a user's own `save()` is given beside a checkpoint; refuse one that leads elsewhere."""
         name = f"{EXPORTS_FOLDER}/{step_name(step)}"
         refuse_links(self.root, [name])
+        refuse_second_names(self.root / name)
         return self.root / name
 
     def evaluation_records(self) -> dict[int, Path]:

@@ -56,6 +56,7 @@ __all__ = [
     "raw_bytes",
     "read_tensors",
     "refuse_large_json",
+    "refuse_odd_bools",
     "stored_tensors",
     "tensor_file",
     "tensor_names",
@@ -509,7 +510,7 @@ def _opened(path: Path) -> Iterator[Any]:
         refuse_odd_file(path)
         with safe_open(path, framework="pt", backend="pread") as file:
             yield file
-    except (SafetensorError, OSError, RuntimeError, AttributeError) as error:
+    except (SafetensorError, OSError, RuntimeError, AttributeError, TypeError) as error:  # the last: sizes of 64 bits
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
 
@@ -525,9 +526,14 @@ def _read(file: Any, name: str, is_paired: bool) -> Tensor:
     tensor: Tensor = file.get_tensor(name)
     if tensor.dtype not in TENSOR_DTYPES.values():
         raise CheckpointError(f"the tensor {name!r} has dtype {tensor.dtype}, which no saved tensor has")
+    refuse_odd_bools(name, tensor)
+    return _aligned(tensor, is_paired)
+
+
+def refuse_odd_bools(name: str, tensor: Tensor) -> None:
+    """Raise if a tensor of bools that was read from a file has a byte that stands for none."""
     if tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
         raise CheckpointError(f"the tensor {name!r} of bools has bytes that are neither 0 nor 1")
-    return _aligned(tensor, is_paired)
 
 
 def check_storable(name: str, tensor: Tensor) -> None:

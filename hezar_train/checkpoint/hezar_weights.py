@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hezar_train.checkpoint.format import refuse_odd_bools
 from hezar_train.errors import CheckpointError
 from hezar_train.run_layout import HEZAR_CONFIG_FILE
 
@@ -32,6 +33,11 @@ STORAGES = frozenset(
 NAMES_OF_TENSORS = STORAGES | {
     "collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter",
 }  # fmt: skip
+DAMAGED = (
+    pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError,
+    AssertionError,
+)  # fmt: skip
+"""What `torch.load` raises of a pickle that names nothing but tensors and puts them together otherwise."""
 REFUSED_OPCODES = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"})
 
 
@@ -49,9 +55,11 @@ def read_hezar_weights(path: Path) -> dict[str, Tensor]:
         )
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+    except DAMAGED as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     tensors = {str(name): value for name, value in found.items() if _is_plain(value)} if _is_named(found) else {}
+    for name, tensor in tensors.items():
+        refuse_odd_bools(name, tensor)
     if not tensors:
         raise CheckpointError(f"{path} holds no weights by name; expected what hezar's model.save() writes")
     return tensors
@@ -70,7 +78,7 @@ def _problem(path: Path) -> str | None:
             if len(pickles) != 1 or pickles[0].file_size > MOST_PICKLE_BYTES:
                 return "has no pickle of names of a size that weights have"
             return next(_strange(archive.read(pickles[0])), None)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError):
         return "is no archive of torch.save()"
 
 

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from hezar_train.checkpoint.manifest import make_folder_durably
 from hezar_train.errors import RunLockedError
-from hezar_train.run_folder import open_file
+from hezar_train.run_folder import RunFolderError, open_file, refuse_second_name
 
 __all__ = ["RunLock"]
 
@@ -57,13 +57,13 @@ class RunLock:
         if _held_by_pid.get(self.path) == os.getpid():
             raise RunLockedError(self._refusal("another trainer of this very process"))
         make_folder_durably(self.path.parent)
-        descriptor = open_file(self.path, os.O_RDWR | os.O_CREAT)
+        descriptor = open_file(self.path, os.O_RDWR | os.O_CREAT, accept_second_name=True)
         try:
             self._lock(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        _write_holder(descriptor)
+        _write_holder(self.path, descriptor)
         self._descriptor, self._owner_pid = descriptor, os.getpid()
         _held_by_pid[self.path] = self._owner_pid
 
@@ -72,7 +72,8 @@ class RunLock:
         if self._descriptor is None or self._owner_pid != os.getpid():
             return
         del _held_by_pid[self.path]
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RunFolderError):
+            refuse_second_name(self.path, self._descriptor)
             os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)  # this releases it; the file stays, since a lock on a deleted one excludes nobody
         self._descriptor = None
@@ -98,14 +99,15 @@ class RunLock:
         )
 
 
-def _write_holder(descriptor: int) -> None:
+def _write_holder(path: Path, descriptor: int) -> None:
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-    # The text is for the message only: a full disk must not keep a run from starting.
-    with contextlib.suppress(OSError):
+    # The text is for the message only: a full disk must not keep a run from starting, nor a copy by links (`cp -l`).
+    with contextlib.suppress(OSError, RunFolderError):
+        refuse_second_name(path, descriptor)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode("utf-8"), 0)
 

@@ -319,10 +319,13 @@ def _adapter_files(adapters: list[AdapterTensors], held: list[str], ties: Mappin
     return files
 
 
-def files_for_others(
-    record: BaseRecord, tensors: Mapping[str, Tensor], computed: Mapping[str, Mapping[str, Tensor]]
-) -> dict[str, dict[str, Tensor]]:
-    """Return the files of tensors that others load, by their paths: those of adapters, and what else was trained."""
+def files_for_others(record: BaseRecord, tensors: Mapping[str, Tensor], computed: Any) -> dict[str, dict[str, Tensor]]:
+    """Return the files of tensors that others load, by their paths: those of adapters, and what else was trained.
+
+    `computed` are tensors by folder and peft's name, as `HeldPart` has them; they may come from a checkpoint.
+    """
+    if not isinstance(computed, Mapping) or not all(map(_is_tensors, computed.values())):
+        raise CheckpointError("the checkpoint keeps tensors of adapters in a form that is never saved")
     files = {}
     for one in record.adapters:
         own = {key: tensors[name] for key, name in one.tensors.items()}
@@ -333,6 +336,10 @@ def files_for_others(
         files[path] = own | {key: apart[key] for key in one.computed}
     others = {name: tensors[name] for name in record.others}
     return files | ({TRAINED_FILE: others} if others else {})
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(one, Tensor) for one in value.values())
 
 
 def base_differences(model: nn.Module, record: BaseRecord) -> list[str]:

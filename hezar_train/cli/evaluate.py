@@ -47,6 +47,8 @@ __all__ = [
 
 OUT = "--out FILE"
 MOST_NAMED = 5
+A_LOOK = ("push_to_hub=false", "trackers=[]", "resume_from_checkpoint=false")
+"""What a look at a run does not do, whatever its config says."""
 REFRESH_SECONDS = 0.25
 ERASED_LINE = "\r\x1b[K"
 
@@ -211,7 +213,7 @@ def _open(run: str, recipe: str | None, checkpoint: str, *, trust: bool) -> Open
 
     with plain_warnings():
         accepted = ["accept_changes=true"] if trust else []
-        loaded = load_run(run, ["push_to_hub=false", *accepted], recipe, trust=trust)  # a look pushes nothing
+        loaded = load_run(run, [*A_LOOK, *accepted], recipe, trust=trust)
     return open_run(loaded, checkpoint)
 
 

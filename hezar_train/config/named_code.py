@@ -1,8 +1,9 @@
-"""What a config names besides plain settings: code to import or download, and places to read from.
+"""What a config names besides plain settings: code to import or download, places to read from, services to tell.
 
-A config that a user writes may name code (`optimizer: my_package.MyOptimizer`, `metrics: ["evaluate:./score.py"]`) and
-places (a dataset's folder, an address). One that came with a run's folder, a checkpoint or a repository was perhaps
-written by somebody else: who reads such a file asks here what it names, and refuses what nobody on this machine chose.
+A config that a user writes may name code (`optimizer: my_package.MyOptimizer`, `metrics: ["evaluate:./score.py"]`),
+places (a dataset's folder, an address, `init_weights_from`) and services (`trackers: [wandb]`). One that came with a
+run's folder, a checkpoint or a repository was perhaps written by somebody else: who reads such a file asks here what it
+names, and refuses what nobody on this machine chose.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from hezar_train.config.names import is_dotted_path
+from hezar_train.config.names import OWN_TRACKERS, is_dotted_path
 from hezar_train.errors import ConfigError
 
-__all__ = ["named_code", "named_places", "refuse_foreign_code", "texts_in"]
+__all__ = ["named_code", "named_places", "outside_settings", "refuse_foreign_code", "texts_in"]
 
 CODE_FIELDS = (
     "optimizer", "lr_scheduler", "momentum_scheduler", "criterion", "regularizer", "finetune_optimizer",
@@ -25,6 +26,13 @@ SCRIPT_PREFIX = "evaluate:"  # a metric that is a script, on the Hub or in a fil
 REMOTE_CODE_KEYS = frozenset({"trust_remote_code", "custom_generate", "auto_map"})
 HARMLESS = re.compile(r"(torch\.optim|torch\.optim\.lr_scheduler|torch\.nn|hezar_train\.(optim|metrics))\.[A-Z]\w*")
 """Classes where they are defined; deeper paths and functions reach everything that a module has imported."""
+OUTSIDE_FIELDS: Mapping[str, Collection[Any]] = {
+    "init_weights_from": (None,),
+    "resume_from_checkpoint": (None, True, False, "last", "best"),
+    "trackers": (None, *OWN_TRACKERS),
+}
+"""Fields by which a config leads out of its run, with the values that do not. Folders of logs and checkpoints and the
+Hub have rules of their own (`run_layout.refuse_dirs_outside`, `recipes.trust`)."""
 MARKS_OF_A_PLACE = re.compile(r"[/\\:~]|^\.\.?$")
 
 
@@ -49,6 +57,17 @@ def named_places(options: Mapping[str, Any]) -> dict[str, str]:
     A text is one if it is written like one (a slash, a colon, a tilde) or if something of that name is there.
     """
     return {text: name for name, value in options.items() for text in texts_in(value) if _is_place(text)}
+
+
+def outside_settings(config: Mapping[str, Any]) -> set[str]:
+    """Return the settings by which a config leads out of its run, each as it would be typed: `trackers=[wandb]`."""
+    return {
+        f"{name}=[{one}]" if isinstance(value, list | tuple) else f"{name}={one}"
+        for name, harmless in OUTSIDE_FIELDS.items()
+        for value in [config.get(name)]
+        for one in (value if isinstance(value, list | tuple) else [value])
+        if one not in harmless
+    }
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -26,6 +26,7 @@ __all__ = [
     "LOSSES",
     "OPTIMIZERS",
     "OPTIMIZER_ALIASES",
+    "OWN_TRACKERS",
     "SCHEDULERS",
     "SCHEDULER_ALIASES",
     "SCHEDULER_CLASSES",
@@ -156,6 +157,8 @@ LOSSES = (
 )
 """Every loss of torch.nn."""
 
+OWN_TRACKERS = frozenset({"tensorboard"})
+"""Of the trackers those that are files of the run, written here; others may be services."""
 TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 """Every tracker of Accelerate."""
 

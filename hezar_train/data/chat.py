@@ -33,6 +33,8 @@ Span: TypeAlias = tuple[int, int]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = ("all", "last")
 TOO_LONG = ("refuse", "left", "right")
+_ERRORS_OF_TEMPLATES = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+"""What the code of a template raises; it runs in a sandbox of transformers', where no code of Python's is reached."""
 _TELLS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -244,7 +246,7 @@ def _applied(messages: Messages, tokenizer: Any, tools: Sequence[Any] | None, **
         raise MissingDependencyError("jinja2", "peft", "chat templates") from error
     try:
         return tokenizer.apply_chat_template([dict(message) for message in messages], tools=tools, **options)
-    except TemplateError as error:
+    except (TemplateError, *_ERRORS_OF_TEMPLATES) as error:
         roles = ", ".join(str(message["role"]) for message in messages)
         raise DataError(
             f"the chat template refuses a conversation of the roles {roles}: {error}. Bring its messages to the order "

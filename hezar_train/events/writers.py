@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TextIO
 from hezar_train.config.files import fsync_folder, is_disk_full
 from hezar_train.errors import DataError
 from hezar_train.events.storage import RESERVED_NAMES, EventStorage, Histogram, Image, Row, get_event_storage
-from hezar_train.run_folder import open_file
+from hezar_train.run_folder import RunFolderError, open_file
 from hezar_train.run_layout import CSV_FILE, DROPPED_SUFFIX, METRICS_FILE
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ _RATE_NAMES = ("train.learning_rate", "lr")
 _DATA_TIME_NAMES = ("train.data_seconds", "data_time")
 
 _CHUNK_BYTES = 1 << 16
+_MOST_LINE_BYTES = 16 << 20
+_MOST_DROPPED_BYTES = 1 << 30
+"""What a run has logged since a checkpoint is less; a file with holes can claim any size, and a copy of it has none."""
 _BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
 
 _logger = logging.getLogger(__name__)
@@ -157,7 +160,12 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     if not path.exists():
         return []
     with os.fdopen(open_file(path, follow_links=True), "rb") as file:
-        return [_row_of(path, number, line) for number, line in enumerate(file, start=1) if line.endswith(b"\n")]
+        lines = iter(lambda: file.readline(_MOST_LINE_BYTES), b"")
+        return [
+            _row_of(path, number, line)
+            for number, line in enumerate(lines, start=1)
+            if line.endswith(b"\n") or len(line) == _MOST_LINE_BYTES
+        ]
 
 
 def _row_of(path: Path, number: int, line: bytes) -> Row:
@@ -296,7 +304,10 @@ def _csv_lines(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> 
 
 def _read_header(path: Path) -> list[str]:
     with path.open(newline="", encoding="utf-8") as file:
-        return next(csv.reader(file), [])
+        try:
+            return next(csv.reader(iter(lambda: file.readline(_MOST_LINE_BYTES), "")), [])
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{path} is no table of logged values: {error}. Move it away.") from error
 
 
 def _cell(name: str, text: str) -> int | float:
@@ -538,7 +549,12 @@ def keep_until(path: str | os.PathLike[str], size: int) -> int:
         return -size
     with os.fdopen(open_file(path, os.O_RDWR), "r+b") as file:
         length = file.seek(0, os.SEEK_END)
-        kept = _end_of_last_line(file, min(size, length))
+        kept = _end_of_last_line(file, min(size, length), max(0, length - _MOST_DROPPED_BYTES))
+        if length - kept > _MOST_DROPPED_BYTES:
+            raise RunFolderError(
+                f"{path} has {length:,} bytes, and more than {_MOST_DROPPED_BYTES:,} would have to be set aside; no "
+                "run logs so much between two checkpoints. Look at it, and move it away."
+            )
         if kept < length:
             _move_tail(file, kept, path.with_name(path.name + DROPPED_SUFFIX))
     return length - size
@@ -550,16 +566,16 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _end_of_last_line(file: BinaryIO, limit: int) -> int:
-    """Return the offset just after the last newline among the first `limit` bytes."""
-    while limit > 0:
+def _end_of_last_line(file: BinaryIO, limit: int, least: int) -> int:
+    """Return the offset just after the last newline among the first `limit` bytes; not looked for before `least`."""
+    while limit > least:
         start = max(0, limit - _CHUNK_BYTES)
         file.seek(start)
         newline = file.read(limit - start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
         limit = start
-    return 0
+    return min(limit, least - 1) if least else 0
 
 
 def _move_tail(file: BinaryIO, start: int, dropped_path: Path) -> None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import base64
 import functools
 import html
+import io
 import json
 import os
 import random
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,9 +79,11 @@ QUERY = re.compile(r"(?i)\b(https?://[^\s'\"<>?]+)\?[^\s'\"<>)]+")
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 SHORTEST_SECRET = 6
 SHORTEST_PUSHED_SECRET = 8
+TOKEN_START = b"hf_"
 WHOLE_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 WEIGHT_SUFFIXES = frozenset({".safetensors"})
 PIECE_BYTES, OVERLAP_BYTES = 1 << 20, 1 << 12
+ESCAPED_SPACE = re.compile(rb"\\[nrt]")
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 FEWEST_LETTERS = 12
 
@@ -411,32 +415,35 @@ class Pace:
 
 def refuse_secrets(files: Mapping[str, Path | bytes], message: str = "") -> None:
     """Raise if something that is about to be pushed, or its name, holds a token or another secret that we know."""
-    secrets = _known_secrets()
+    known = _known_secrets()
+    as_written = {form: name for value, name in known.items() for form in _written_forms(value)}
+    as_they_are = {_bytes(value): name for value, name in known.items()}
     for text in (message, *files):
-        if kind := _secret_in(text.encode(errors="surrogateescape"), secrets):
+        if kind := _secret_in_text(_bytes(text), as_written):
             what = "the message" if text == message else "the name of a file"
             raise HubError(f"nothing of this push is sent: {what} holds {kind}. Take it out.")
     for name, source in files.items():
-        if Path(name).suffix in WEIGHT_SUFFIXES:
-            continue
-        for piece in [source] if isinstance(source, bytes) else _pieces(source):
-            if kind := _secret_in(piece, secrets):
+        for piece, is_text in _pieces(source, is_weights=Path(name).suffix in WEIGHT_SUFFIXES):
+            if kind := _secret_in_text(piece, as_written) if is_text else _secret_in(piece, as_they_are):
                 raise HubError(
                     f"{name} is not pushed, and nothing else of this push is: it holds {kind}. Take it out of the "
                     "file, and if it was ever pushed before, make it invalid where it was issued."
                 )
 
 
-def _secret_in(piece: bytes, secrets: Mapping[str, str]) -> str | None:
+def _secret_in(piece: bytes, secrets: Mapping[bytes, str]) -> str | None:
     """Say what secret a piece of a file holds. Of forms only the Hub's own counts: texts of a dataset have others."""
-    found = (name for value, name in secrets.items() if value.encode() in piece)
-    kind = next(found, "what looks like a token of the Hub" if WHOLE_TOKEN.search(piece) else None)
-    return kind or _secret_in_letters(piece.translate(None, NO_LETTERS), secrets)
+    found = (name for value, name in secrets.items() if value in piece)
+    has_token = TOKEN_START in piece and WHOLE_TOKEN.search(piece)
+    return next(found, "what looks like a token of the Hub" if has_token else None)
 
 
-def _secret_in_letters(letters: bytes, secrets: Mapping[str, str]) -> str | None:
-    """Find a secret that a file has over two lines, with spaces, quotes or marks of its own in between."""
-    bare = {value.encode().translate(None, NO_LETTERS): name for value, name in secrets.items()}
+def _secret_in_text(piece: bytes, secrets: Mapping[bytes, str]) -> str | None:
+    """Find also a secret that a text has over two lines, with spaces, quotes or marks of its own in between."""
+    if kind := _secret_in(piece, secrets):
+        return kind
+    letters = ESCAPED_SPACE.sub(b"", piece).translate(None, NO_LETTERS)
+    bare = {value.translate(None, NO_LETTERS): name for value, name in secrets.items()}
     return next((name for one, name in bare.items() if len(one) >= FEWEST_LETTERS and one in letters), None)
 
 
@@ -445,32 +452,43 @@ def _known_secrets() -> dict[str, str]:
     from huggingface_hub import get_token
 
     own = get_token() or ""
-    found = {**known_secrets(), **({own: "your token for the Hub"} if len(own) >= SHORTEST_PUSHED_SECRET else {})}
-    return {form: name for value, name in found.items() for form in _written_forms(value)}
+    return {**known_secrets(), **({own: "your token for the Hub"} if len(own) >= SHORTEST_PUSHED_SECRET else {})}
 
 
-def _written_forms(secret: str) -> set[str]:
-    """Return a secret as it may stand in a file: as it is, in JSON or quoted YAML, an address, HTML, base64."""
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _written_forms(secret: str) -> set[bytes]:
+    """Return a secret as it may stand in a text: as it is, in JSON or quoted YAML, an address, HTML, base64."""
     in_json = {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
-    return {secret, *in_json, quote(secret), quote(secret, safe=""), html.escape(secret), *_in_base64(secret)}
+    texts = {secret, *in_json, quote(secret), quote(secret, safe=""), html.escape(secret)}
+    # Arrays of texts have four bytes a letter, and are kept in base64.
+    raw = [_bytes(secret), *(secret.encode(wide, "surrogatepass") for wide in ("utf-16-le", "utf-32-le"))]
+    return {*map(_bytes, texts), *raw, *(form for one in raw for form in _in_base64(one))}
 
 
-def _in_base64(secret: str) -> Iterator[str]:
+def _in_base64(secret: bytes) -> Iterator[bytes]:
     """Yield what a text that holds a secret has of it in base64, whatever stands before it."""
     for start in range(3):
-        whole = base64.b64encode(b"\0" * start + secret.encode()).decode().rstrip("=")
+        whole = base64.b64encode(b"\0" * start + secret).rstrip(b"=")
         inner = whole[2 * (start > 0) + (start > 1) : -1]  # its ends depend on the bytes beside them
         if len(inner) >= SHORTEST_PUSHED_SECRET:
             yield inner
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    """Read a file in pieces that overlap, so that no secret lies across two of them."""
-    with path.open("rb") as file:
-        before = b""
+def _pieces(source: Path | bytes, *, is_weights: bool) -> Iterator[tuple[bytes, bool]]:
+    """Yield a file in pieces that overlap, so that no secret lies across two of them, and whether each is text.
+
+    Of a file of weights the header is.
+    """
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        before, position = b"", 0
+        header_end = int.from_bytes(file.read(8), "little") + 8 if is_weights else sys.maxsize
+        file.seek(0)
         while piece := file.read(PIECE_BYTES):
-            yield before + piece
-            before = piece[-OVERLAP_BYTES:]
+            yield before + piece, position < header_end
+            before, position = piece[-OVERLAP_BYTES:], position + len(piece)
 
 
 def redact(text: str) -> str:

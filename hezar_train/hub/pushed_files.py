@@ -46,6 +46,7 @@ from hezar_train.checkpoint import (
 from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import (
     Manifest,
+    free_bytes,
     hash_file,
     is_inside,
     read_manifest,
@@ -56,7 +57,7 @@ from hezar_train.checkpoint.shard_files import INDEX_NAME, ShardIndex
 from hezar_train.config.files import read_json, read_mapping
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.report import curves_png
-from hezar_train.run_folder import open_file, plain_path, refuse_odd_file
+from hezar_train.run_folder import open_file, plain_path, refuse_odd_file, refuse_second_name
 from hezar_train.run_layout import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -257,8 +258,10 @@ def _link(source: Path, target: Path) -> None:
         _copy(source, target)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, *, accept_second_name: bool = True) -> None:
     with os.fdopen(open_file(source), "rb") as file, target.open("xb") as copy_of_it:
+        if not accept_second_name:
+            refuse_second_name(source, file.fileno())
         shutil.copyfileobj(file, copy_of_it)
 
 
@@ -285,7 +288,8 @@ def _trained_part(checkpoint: Path) -> dict[str, Path]:
     files = {BASE_FILE: checkpoint / BASE_FILE}
     if opened.base is not None:
         tensors, _ = opened.model()
-        computed = opened.extra().get("adapters") or {}
+        extra = opened.extra()
+        computed = (isinstance(extra, dict) and extra.get("adapters")) or {}
         for name, part in files_for_others(opened.base, tensors, computed).items():
             files[name] = plain_path(folder, name)
             files[name].parent.mkdir(parents=True, exist_ok=True)
@@ -320,7 +324,7 @@ def _train_files(run: SavedRun, checkpoint: Path, folder: Path, names: PushNames
     found |= {name: path for name, path in records if path.suffix != ".png"}  # samples stay at home
     if names.push_logs:
         found |= _without_hosts(_below(run.layout.all_logs, LOGS_FOLDER))
-    files = {f"{train}/{name}": path for name, path in _copies(found, copies).items()}
+    files = {f"{train}/{name}": path for name, path in _copies(found, copies, run.layout.checkpoints).items()}
     files[f"{train}/{names.config}"] = files.pop(f"{train}/{CONFIG_FILE}")
     files[f"{train}/{STATE_FILE}"] = checkpoint / STATE_FILE
     if names.push_optimizer:
@@ -355,13 +359,17 @@ def _refuse_outside(files: Iterable[str]) -> None:
             raise ConfigError(f"{name!r} cannot be the name of a file in a repository: it leads outside")
 
 
-def _copies(found: dict[str, Path], folder: Path) -> dict[str, Path]:
+def _copies(found: dict[str, Path], folder: Path, checkpoints: Path) -> dict[str, Path]:
+    """Copy records; one with a second name only from a checkpoint, whose files pushes link to, and manifests list."""
+    needed = sum(source.stat().st_size for source in found.values() if source.is_file())
+    if needed > (free := free_bytes(folder.parent)):  # a file with holes can claim any size, and a copy of it has none
+        raise CheckpointError(f"the records of the run have {needed:,} bytes, and {free:,} are free in {folder.parent}")
     files = {}
     for name, source in found.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _copy(source, target)
+            _copy(source, target, accept_second_name=source.is_relative_to(checkpoints))
         except FileNotFoundError:  # a run without it, or a file that a resume has just put aside
             continue
         files[name] = target

@@ -12,7 +12,6 @@ from __future__ import annotations
 from hezar_train.recipes.build import (
     RECORD_FILE,
     build_trainer,
-    import_recipe,
     load_any,
     load_run,
     load_target,
@@ -24,6 +23,7 @@ from hezar_train.recipes.build import (
     run_config,
     saved_checkpoints,
 )
+from hezar_train.recipes.importing import import_recipe
 from hezar_train.recipes.loading import (
     PictureSize,
     asked_for,

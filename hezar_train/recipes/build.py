@@ -12,10 +12,8 @@ what its options name: that must be the package's, the user's own (`trust`), or 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from hezar_train.config import TrainerConfig, read_mapping, write_mapping
 from hezar_train.config.named_code import named_code, texts_in
 from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, a_kind, choices, suggestion
 from hezar_train.events import FINISHED, end_of, read_starts
+from hezar_train.recipes.importing import import_recipe
 from hezar_train.recipes.recipe import (
     CONFIG_NAME,
     CONFIG_SUFFIXES,
@@ -52,6 +51,7 @@ from hezar_train.recipes.trust import (
     is_shipped,
     refuse_foreign_places,
     refuse_foreign_push,
+    refuse_foreign_settings,
     refuse_untrusted_code,
     remember,
     trust_file,
@@ -76,7 +76,6 @@ __all__ = [
     "RECORD_FILE",
     "build_recipe",
     "build_trainer",
-    "import_recipe",
     "load_any",
     "load_run",
     "load_target",
@@ -118,6 +117,8 @@ def load_run(
         way = "Read them; if you trust them, give the same command with --trust, once."
         refuse_foreign_places(f"{folder / RECORD_FILE}", options, home, texts_in(given_options), way)
         refuse_foreign_push(folder, fields, home, given)
+        way = " Or give the same command with --trust, once."
+        refuse_foreign_settings(f"the config of {folder}", fields, home, given, way)
     return checked(home, fields, options, str(record.get("config") or CONFIG_NAME))
 
 
@@ -130,7 +131,8 @@ def recipe_of_hash(
 ) -> LoadedRecipe:
     """Return the recipe on this machine that has a hash, with the config and the options given.
 
-    Both come from somebody else: options that name files or addresses are refused, unless an override says the same.
+    Both come from somebody else: what they name of files, addresses and services is refused, unless an override says
+    the same.
     """
     overrides = list(overrides)
     folders = list_recipe_folders() if recipe is None else [find_folder(recipe)]
@@ -143,9 +145,10 @@ def recipe_of_hash(
             f"no recipe on this machine has the SHA-256 {sha256}. Recipes: {choices(recipe_names()) or 'none'}. "
             "Install the version of this package that the card names, or put the recipe's folder below ./recipes/."
         )
-    accepted = texts_in(overridden({}, {}, overrides)[1])
+    given, given_options = overridden({}, {}, overrides)
     fields, options = overridden(dict(fields), dict(options), overrides)
-    refuse_foreign_places("the repository", options, home, accepted)
+    refuse_foreign_places("the repository", options, home, texts_in(given_options))
+    refuse_foreign_settings("the config of the repository", fields, home, given)
     return checked(home, fields, options)
 
 
@@ -358,19 +361,6 @@ def _built_by(module: ModuleType, options: Mapping[str, Any]) -> Any:
             given = ", ".join(f"{OPTION_PREFIX}{name}={str(value)[:MOST_SHOWN]}" for name, value in options.items())
             error.add_note(f"This was raised while build() ran with {given}. Is that what it should be?")
         raise
-
-
-def import_recipe(source: Path) -> ModuleType:
-    """Run a recipe's source as a module of its own name."""
-    name = f"hezar_train_recipe_{source.resolve().parent.name}"
-    spec = importlib.util.spec_from_file_location(name, source)
-    if spec is None:
-        raise ConfigError(f"{source}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # loader workers and dataclasses look classes up by their module
-    # Compiled from the source, which the recipe's hash covers: what lies in __pycache__ it does not.
-    exec(compile(source.read_bytes(), source, "exec", dont_inherit=True), module.__dict__)
-    return module
 
 
 def saved_checkpoints(config: TrainerConfig) -> str:

@@ -4,11 +4,11 @@ Everything that is wrong with a config and the options is told in one error. Not
 here: the options of `build` are read from its source, with their types where a config file can hold them (int, float,
 bool, str, None, lists of these, and one or the other of them). What else an annotation says is the recipe's own affair.
 
-The hash is taken over everything in the recipe's folder that `build` may read. Left out is what cannot change what is
-built: hidden files, caches and runs, wherever they lie, and beside `recipe.py` the README, pictures, `runs/` and the
-YAML configs, of which the run keeps what they said. A link to a file counts as the file; one to a folder as where it
-leads, for what lies there may be endless. Of a very large file the size counts. Runs were once recorded with the hash
-of `recipe.py` alone; that is still understood.
+The hash is taken over everything in the recipe's folder that `build` may import (`importing` refuses the rest) and
+what it usually reads. Left out is what should not change what is built: hidden files, caches and runs, wherever they
+lie, and beside `recipe.py` the README, pictures, `runs/` and the YAML configs, of which the run keeps what they said. A
+link to a file counts as the file; one to a folder as where it leads, for what lies there may be endless. Of a very
+large file the size counts. Runs were once recorded with the hash of `recipe.py` alone; that is still understood.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ __all__ = [
     "hash_of",
     "hash_of_parts",
     "is_hash_of",
+    "is_hashed",
     "list_recipe_folders",
     "load_recipe",
     "option_problems",
@@ -81,6 +82,8 @@ PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list,)
 }  # fmt: skip
 
+SOURCE_SUFFIX = ".py"
+CACHE_FOLDER = "__pycache__"
 UNREAD_SUFFIXES = (".png", ".yaml", ".yml")
 UNREAD_NAMES = ("readme", "readme.md", "readme.rst", "readme.txt", "runs")
 LARGE_BYTES = 100_000_000
@@ -469,8 +472,22 @@ def is_hash_of(folder: Path, sha256: Any) -> bool:
 def parts_of(folder: Path) -> dict[str, str]:
     """Return the hash of each file and folder beside `recipe.py`, and its own, by name."""
     if _is_run(folder):  # the recipe lies among the files of its own run
-        return {RECIPE_NAME: _hash_of_source(folder)}
+        return _digests(path for path in folder.glob(f"*{SOURCE_SUFFIX}") if path.is_file())
     return _digests(path for path in folder.iterdir() if not _is_unread(path.name))
+
+
+def is_hashed(folder: Path, path: Path) -> bool:
+    """Tell whether the hash of a recipe covers a file below its folder, or the link to the folder that it lies in.
+
+    A path may go on inside a file, as that of a module in an archive does.
+    """
+    file = next((one for one in (path, *path.parents) if one.is_file()), path)
+    names = file.relative_to(folder).parts
+    if _is_run(folder):
+        return len(names) == 1 and file.suffix == SOURCE_SUFFIX and _is_counted(names[0])
+    is_left_out = _is_unread(names[0]) or not all(map(_is_counted, names))
+    is_in_run = any(_is_run(one) for one in file.parents if one.is_relative_to(folder))
+    return not is_left_out and not is_in_run and file.is_file() and file.stat().st_size <= LARGE_BYTES
 
 
 def changed_parts(record: Mapping[str, Any], folder: Path) -> list[str]:
@@ -489,7 +506,7 @@ def _hash_of_source(folder: Path) -> str:
 
 def _digests(entries: Iterable[Path]) -> dict[str, str]:
     """Return the hash of each entry of a folder that counts, by name."""
-    counted = (path for path in sorted(entries) if not path.name.startswith((".", "__pycache__")))
+    counted = (path for path in sorted(entries) if _is_counted(path.name))
     return {_text(path.name): digest for path in counted if (digest := _digest(path))}
 
 
@@ -516,6 +533,10 @@ def _digest_of_folder(path: Path) -> str:
 
 def _is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MARKS_OF_A_RUN)
+
+
+def _is_counted(name: str) -> bool:
+    return not name.startswith(".") and name != CACHE_FOLDER
 
 
 def _is_unread(name: str) -> bool:

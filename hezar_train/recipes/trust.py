@@ -12,6 +12,7 @@ The file is `trusted.json` in the folder `$HEZAR_TRAIN_CACHE`, else in `$XDG_CAC
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hezar_train.config.files import read_json, to_json, write_atomically
-from hezar_train.config.named_code import named_code, named_places, texts_in
+from hezar_train.config.named_code import named_code, named_places, outside_settings, texts_in
 from hezar_train.errors import ConfigError
 from hezar_train.recipes.recipe import CONFIG_NAME, LoadedRecipe, default_options, hash_of, read_sections, shipped_root
 
@@ -28,6 +29,7 @@ __all__ = [
     "is_shipped",
     "refuse_foreign_places",
     "refuse_foreign_push",
+    "refuse_foreign_settings",
     "refuse_untrusted_code",
     "remember",
     "trust_file",
@@ -65,8 +67,9 @@ def remember(loaded: LoadedRecipe) -> None:
         known.hashes if sha256 in known.hashes else (*known.hashes, sha256)[-MOST_REMEMBERED:],
         known.code | named_code(loaded.config.to_dict()),
         known.places
-        | set(texts_in(loaded.options))
-        | _pushed_to(loaded.config.to_dict()),  # texts may name places later
+        | set(texts_in(loaded.options))  # texts may name places later
+        | _pushed_to(loaded.config.to_dict())
+        | outside_settings(loaded.config.to_dict()),
     )
     if now == known:
         return
@@ -140,6 +143,24 @@ def refuse_foreign_push(run: Path, fields: Mapping[str, Any], home: Path, given:
     )
 
 
+def refuse_foreign_settings(
+    source: str, fields: Mapping[str, Any], home: Path, given: Mapping[str, Any], way: str = ""
+) -> None:
+    """Raise if a config from elsewhere leads to weights or services that neither the recipe nor this user has named.
+
+    `given` are the fields that the user names now, `way` is what else can be done.
+    """
+    theirs = outside_settings({name: value for name, value in fields.items() if name not in given})
+    foreign = sorted(theirs - trusted_beside(home).places - outside_settings(_own_config(home)[0]))
+    if not foreign:
+        return
+    raise ConfigError(
+        f"{source} leads to weights or services that you have not trained {home.name} with on this machine: "
+        f"{', '.join(foreign)}. If you want that, say so yourself: {foreign[0]}; if not, "
+        f"{foreign[0].partition('=')[0]}=null.{way}"
+    )
+
+
 def _pushed_to(fields: Mapping[str, Any]) -> set[str]:
     return {f"hub://{fields.get('hub_model_id')}"} if fields.get("push_to_hub") else set()
 
@@ -154,19 +175,29 @@ def _own_config(home: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _entries() -> dict[str, Any]:
     path = trust_file()
-    try:
-        if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
-            return {}  # somebody else's word
-    except OSError:
+    if not _is_own(path):
         return {}
     found = read_json(path).get("recipes")
     return dict(found) if isinstance(found, dict) else {}
+
+
+def _is_own(path: Path) -> bool:
+    """Tell whether nobody but this user can have written a file: it is no link, and closed to others."""
+    if not hasattr(os, "getuid"):
+        return path.is_file()
+    try:
+        file, folder = path.lstat(), path.parent.stat()
+    except OSError:
+        return False
+    is_closed = folder.st_uid == os.getuid() and not folder.st_mode & 0o077
+    return stat.S_ISREG(file.st_mode) and file.st_uid == os.getuid() and (is_closed or not file.st_mode & 0o022)
 
 
 def _write(entries: Mapping[str, Any]) -> None:
     path = trust_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json({"format": FORMAT, "recipes": entries}))
+    path.chmod(0o600)
 
 
 def _texts(value: Any) -> list[str]:

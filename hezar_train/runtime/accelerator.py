@@ -35,6 +35,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim import SGD, Adam, Optimizer
 
 from hezar_train.config import TrainerConfig
+from hezar_train.config.names import OWN_TRACKERS
 from hezar_train.errors import ConfigError
 from hezar_train.runtime.data_parallel import convert_sync_batchnorm
 from hezar_train.runtime.logging import logger, make_visible
@@ -42,7 +43,6 @@ from hezar_train.runtime.processes import Runtime
 from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
 
 __all__ = [
-    "OWN_TRACKERS",
     "build_runtime",
     "destroy_group_at_exit",
     "enable_gradient_checkpointing",
@@ -59,7 +59,6 @@ __all__ = [
     "use_threads",
 ]
 
-OWN_TRACKERS = frozenset({"tensorboard"})  # written by our own event writers
 ENGINE_VARIABLES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
 REFUSED_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"

@@ -9,6 +9,7 @@ spaced.
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import torch
 from torch.optim import Optimizer
 
 from hezar_train.config import TrainerConfig
-from hezar_train.config.files import read_mapping, write_mapping
+from hezar_train.config.files import read_mapping, write_atomically, write_mapping
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError, NonFiniteError, choices, suggestion
 from hezar_train.events import EventStorage
 from hezar_train.loop import Context, Fit, HookSet, Moment, Routine, Verbs
@@ -122,10 +123,9 @@ class LRFinderResult:
             return target
         figure = _matplotlib().figure.Figure(layout="constrained")
         self._draw(figure.add_subplot(), title)
-        path = Path(target)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-        return path
+        drawn, form = io.BytesIO(), Path(target).suffix.lstrip(".")
+        figure.savefig(drawn, format=form or None)
+        return write_atomically(target, drawn.getvalue())  # into a run's folder, where the name may be a link
 
     def _draw(self, axes: Any, title: str | None) -> None:
         axes.plot(self.rates, self.losses, alpha=0.3, label="loss")

@@ -29,6 +29,7 @@ from hezar_train.metrics import (
     MetricsHandler,
     SequenceLabelingHandler,
 )
+from hezar_train.run_folder import write_anew
 from hezar_train.runtime import Runtime, logger
 from hezar_train.runtime.sharding import is_sharded
 from hezar_train.trainer.generation import decoded_inputs, generates, generator_of, label_names_of
@@ -276,7 +277,7 @@ class SampleLooks:
         self._bytes_left -= len(picture)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / name
-        path.write_bytes(picture)
+        write_anew(path, picture)
         return {"image": path.relative_to(self.root).as_posix()}
 
     def _text_of(self, sample: Any) -> str | None:
@@ -380,7 +381,7 @@ class ReportDetails:
             self.pictures.mkdir(parents=True, exist_ok=True)
             for number, (pixels, words) in enumerate(drawn):
                 path = self.pictures / f"drawn-{number}.png"
-                path.write_bytes(drawn_png(pixels))
+                write_anew(path, drawn_png(pixels))
                 rows.append({"image": path.relative_to(self.root).as_posix(), **words})
         except OSError as error:
             logger.warning("the report will not show all that the model drew: %s", error)

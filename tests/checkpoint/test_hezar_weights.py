@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import logging
 import pickle
+import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch import nn
 
 from hezar_train.checkpoint import initial_weights
 from hezar_train.checkpoint.hezar_weights import read_hezar_weights
+from hezar_train.compat.lernomatic.keeping import read_file
 from hezar_train.errors import CheckpointError
 
 CONFIG = "name: bert_text_classification\nconfig_type: model\n"
@@ -126,3 +129,41 @@ def test_a_cut_pickle_and_one_that_is_no_mapping_are_clear_errors(folder: Path) 
     torch.save([torch.ones(2)], folder / "model.pt")
     with pytest.raises(CheckpointError, match="holds no weights by name"):
         initial_weights(network(), folder)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_an_archive_with_other_bytes_is_read_or_refused(folder: Path, number: int) -> None:
+    whole, draw = (folder / "model.pt").read_bytes(), random.Random(number)
+    for _ in range(25):
+        content = bytearray(whole)
+        content[draw.randrange(len(content))] = draw.choice([0, 255, draw.randrange(256)])
+        (folder / "model.pt").write_bytes(content)
+        with contextlib.suppress(CheckpointError):
+            read_hezar_weights(folder / "model.pt")
+
+
+ORDERED = b"ccollections\nOrderedDict\n"
+REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ORDERED + b"K\x05\x85R.", REBUILD + b")R.", b"K\x05Q.", b")Q.", ORDERED + b")RK\x05b.", b"h\x05.", b"}]K\x01s.",
+        b"ctorch\nFloatStorage\nK\x05\x85R.", b"ctorch._utils\n_rebuild_parameter\nK\x01K\x02K\x03\x87R.",
+    ],
+)  # fmt: skip
+def test_a_pickle_of_tensors_put_together_otherwise_is_refused(folder: Path, content: bytes) -> None:
+    with zipfile.ZipFile(folder / "model.pt", "w") as archive:
+        archive.writestr("model/data.pkl", b"\x80\x02" + content)
+        archive.writestr("model/version", "3\n")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_hezar_weights(folder / "model.pt")
+
+
+def test_bools_that_are_neither_true_nor_false_are_refused(folder: Path) -> None:
+    torch.save({"mask": torch.tensor([7, 1], dtype=torch.uint8).view(torch.bool)}, folder / "model.pt")
+    with pytest.raises(CheckpointError, match="neither 0 nor 1"):
+        read_hezar_weights(folder / "model.pt")
+    with pytest.raises(CheckpointError, match="neither 0 nor 1"):
+        read_file(folder / "model.pt")

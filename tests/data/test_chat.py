@@ -192,3 +192,27 @@ def test_the_collator_makes_of_messages_what_encoded_samples_become(make_tokeniz
             assert batch.keys() == expected.keys()
             assert all(torch.equal(torch.as_tensor(batch[key]), torch.as_tensor(expected[key])) for key in batch)
     assert (packing.padded(samples)["labels"][1, len(samples[1]["labels"]) :] == -100).all()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('touch ran') }}",
+        "{{ lipsum.__globals__['os'].popen('touch ran') }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0] + 1 }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_runs_in_a_sandbox_and_its_mistakes_are_told(
+    make_tokenizer: Any, template: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="the chat template refuses a conversation"):
+        encode_prompt(TALK, make_tokenizer(template))
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -17,10 +18,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hezar_train import Trainer, TrainerConfig
 from hezar_train.checkpoint import Checkpoint, CheckpointStore, pack, read_tensors, unpack
 from hezar_train.checkpoint.format import stored_tensors, tensor_file, tensor_names
+from hezar_train.checkpoint.trained_part import AdapterFile, BaseRecord, files_for_others
 from hezar_train.errors import CheckpointError
-from tests.security.hostile import add_tensor, edit_state, make_trainer, newest, sealed
+from hezar_train.hub.layout import SavedRun, stage
+from tests.security.hostile import add_tensor, data, edit_state, make_trainer, newest, sealed
 
 BYTES = torch.arange(64, dtype=torch.uint8)
 
@@ -227,3 +231,21 @@ def test_a_checkpoint_that_is_untouched_says_the_same_after_checking(run: Path) 
     checkpoint = Checkpoint(newest(run))
     assert copy.deepcopy(checkpoint.state())["global_step"] == 12
     assert checkpoint.extra()["plan"]["total_steps"] == 12
+
+
+@pytest.mark.parametrize("computed", [[], "text", {"": []}, {"": {"name": 5}}, {5: None}])
+def test_tensors_of_adapters_that_are_none_are_refused(computed: Any) -> None:
+    record = BaseRecord(None, None, "Model", {}, [AdapterFile("", {}, ["name"])], [])
+    with pytest.raises(CheckpointError, match="in a form that is never saved"):
+        files_for_others(record, {}, computed)
+
+
+@pytest.mark.parametrize("extra", [[], "text", {"adapters": 5}, {"adapters": [5]}])
+def test_a_trained_part_with_an_odd_state_is_pushed_as_it_can_be_or_refused(tmp_path: Path, extra: Any) -> None:
+    run, model = tmp_path / "run", torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    Trainer(TrainerConfig(run, criterion="MSELoss", save_trained_only=True, trackers=[]), model, data()).train()
+    assert (newest(run) / "base_model.json").is_file()
+    edit_state(newest(run), lambda sections: sections.update(extra=extra))
+    with contextlib.suppress(CheckpointError):
+        stage(SavedRun(run), 12, "end")

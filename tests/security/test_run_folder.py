@@ -16,8 +16,9 @@ from hezar_train import Trainer, TrainerConfig
 from hezar_train.checkpoint import Checkpointer, CheckpointStore, RunLock, load_round, write_round
 from hezar_train.errors import CheckpointError, ConfigError
 from hezar_train.hub.pushed_files import SavedRun, stage
-from hezar_train.run_folder import RunFolderError, open_file, plain_path, read_file
+from hezar_train.run_folder import RunFolderError, open_file, plain_path, read_file, write_anew
 from hezar_train.run_layout import RunLayout, refuse_dirs_outside
+from hezar_train.trainer.report_samples import SampleLooks
 from hezar_train.trainer.run_files import RunFolder
 from tests.security.hostile import edit_state, make_trainer, newest, sealed
 
@@ -171,6 +172,75 @@ def test_temporary_names_and_logs_are_not_written_through_links(run: Path, treas
     with pytest.raises(RunFolderError, match="is a link"):
         resume(run)
     assert content(treasure) == before
+
+
+IN_THE_LOGS = ("metrics.json", "metrics.json.dropped", "training_logs.csv")
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.dropped", *IN_THE_LOGS])
+def test_a_file_of_a_run_that_has_a_second_name_elsewhere_is_not_written_to(
+    run: Path, treasure: Path, name: str
+) -> None:
+    (logs,) = (run / "logs").iterdir()
+    at_step_8(run)
+    path = (logs if name in IN_THE_LOGS else run) / name
+    path.unlink(missing_ok=True)
+    path.hardlink_to(treasure / "thesis.txt")
+    before = content(treasure)
+    with pytest.raises(RunFolderError, match="second name"):
+        resume(run)
+    assert content(treasure) == before
+
+
+def test_a_lock_with_a_second_name_is_taken_and_not_written_to(run: Path, treasure: Path) -> None:
+    at_step_8(run)
+    (run / "lock").unlink()
+    (run / "lock").hardlink_to(treasure / "thesis.txt")
+    before = content(treasure)
+    resume(run)
+    assert content(treasure) == before
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_pictures_take_the_place_of_a_link(tmp_path: Path, treasure: Path, link: Callable[..., None]) -> None:
+    before = content(treasure)
+    for name in ("sample.png", "lr_finder.png"):
+        link(treasure / "thesis.txt", tmp_path / name)
+    write_anew(tmp_path / "sample.png", b"pixels")
+    make_trainer(tmp_path / "run").find_lr(num_steps=4).plot(tmp_path / "lr_finder.png")
+    assert content(treasure) == before
+    assert (tmp_path / "sample.png").read_bytes() == b"pixels"
+    assert (tmp_path / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_of_samples_take_the_place_of_a_link(tmp_path: Path, treasure: Path) -> None:
+    before = content(treasure)
+    os.link(treasure / "thesis.txt", tmp_path / "0.png")
+    looks = SampleLooks(tmp_path, tmp_path, 0, None)
+    data = [{"pixel_values": torch.zeros(3, 8, 8)}]
+    assert looks.added([{"sample": 0}], data, "") == [{"sample": 0, "image": "0.png"}]
+    assert content(treasure) == before
+
+
+def test_what_a_user_s_own_save_writes_goes_to_no_file_with_a_second_name(run: Path, treasure: Path) -> None:
+    before = content(treasure)
+    at_step_8(run)
+    (run / "exports" / "00000012").mkdir(parents=True)
+    (run / "exports" / "00000012" / "weights.txt").hardlink_to(treasure / "thesis.txt")
+    with pytest.raises(RunFolderError, match="second name"):
+        make_trainer(run, trainer_class=_WithOwnSave, resume_from_checkpoint=True).train()
+    assert content(treasure) == before
+
+
+@pytest.mark.parametrize("place", ["evaluations/00000099.json", "logs/{logs}/more.json", "best.json"])
+def test_a_push_sends_no_record_that_has_a_second_name(run: Path, treasure: Path, place: str) -> None:
+    (logs,) = (run / "logs").iterdir()
+    path = run / place.format(logs=logs.name)
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.hardlink_to(treasure / "thesis.txt")
+    with pytest.raises(RunFolderError, match="second name"):
+        stage(SavedRun(run), 12, "every_save")
 
 
 def test_links_on_the_way_to_a_run_are_followed(run: Path, tmp_path: Path) -> None:

@@ -12,8 +12,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, HubError
@@ -168,6 +171,40 @@ def test_a_secret_is_found_over_lines_escaped_and_in_base64(
     with pytest.raises(HubError, match="MY_SERVICE_PASSWORD"):
         refuse_secrets({"train/notes.txt": written(secret).encode()})
     refuse_secrets({"train/notes.txt": b"It is correct that a horse needs no battery"})
+
+
+@pytest.mark.parametrize("place", ["a name", "the metadata", "a tensor"])
+def test_a_secret_in_a_file_of_weights_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    secret = "correct_horse & battery"
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", secret)
+    text = torch.tensor(list(b"\x01" * (2 << 20) + f"of {secret}.".encode()), dtype=torch.uint8)
+    tensors = {secret if place == "a name" else "x": torch.zeros(5), "note": text[: None if place == "a tensor" else 3]}
+    save_file(
+        tensors, tmp_path / "model.safetensors", {"by": secret[:7] + "\n" + secret[7:]} if "meta" in place else {}
+    )
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    for source in (tmp_path / "model.safetensors", whole):
+        with pytest.raises(HubError, match="MY_SERVICE_PASSWORD"):
+            refuse_secrets({"model.safetensors": source})
+    refuse_secrets({"model.safetensors": whole.replace(secret[7:].encode(), b" " * len(secret[7:]))})
+
+
+@pytest.mark.parametrize("length", [0, 3, 8, 100])
+def test_a_file_of_weights_that_is_none_is_searched_all_the_same(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", "correct horse")
+    refuse_secrets({"model.safetensors": b"\xff" * length})
+    with pytest.raises(HubError, match="MY_SERVICE_PASSWORD"):
+        refuse_secrets({"model.safetensors": b"\xff" * length + b"correct horse"})
+
+
+@pytest.mark.parametrize("text", ["<U", "utf-16-le"])
+@pytest.mark.parametrize("is_base64", [True, False])
+def test_a_secret_is_found_in_wide_letters(monkeypatch: pytest.MonkeyPatch, text: str, is_base64: bool) -> None:
+    secret = "horse&8b"  # fewer letters than are looked for without what stands between them
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", secret)
+    wide = np.array([f"a{secret}"]).tobytes() if text == "<U" else f"a{secret}".encode(text)
+    with pytest.raises(HubError, match="MY_SERVICE_PASSWORD"):
+        refuse_secrets({"train/trainer_state.json": base64.b64encode(wide) if is_base64 else wide})
 
 
 def test_the_command_of_a_run_is_kept_without_the_secrets_that_were_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,21 @@ from hypothesis import strategies as st
 
 import hezar_train
 from hezar_train.checkpoint import CheckpointStore
+from hezar_train.checkpoint.format import read_tensors
 from hezar_train.checkpoint.manifest import Manifest, read_manifest
 from hezar_train.cli import root
 from hezar_train.cli.runs import summarize
 from hezar_train.cli.verify import audit_run
 from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.files import load_json, parse_yaml, to_plain
+from hezar_train.data import Lengths
 from hezar_train.errors import CheckpointError, ConfigError, DataError
-from hezar_train.events import EventStorage, Ledger
+from hezar_train.events import CSVWriter, EventStorage, Ledger, keep_until, read_rows
+from hezar_train.hub.layout import SavedRun, stage
 from hezar_train.recipes import run_config
 from hezar_train.report import write_report
 from hezar_train.report.read import read_run, saved_checkpoints, starts_of, time_split
+from hezar_train.run_folder import RunFolderError
 from hezar_train.state import TrainerState
 from tests.security.hostile import edit_state, make_trainer, newest, sealed
 
@@ -494,6 +499,69 @@ def test_an_audit_of_a_state_that_is_gigabytes_is_refused_in_time(run: Path) -> 
         audit_run(run_config(run))
 
 
+def make_holes(path: Path, size: int) -> None:
+    """Make a file large that has nothing on the disk."""
+    with path.open("ab") as file:
+        file.truncate(size)
+
+
+@pytest.mark.parametrize("known", [0, 40, 10**12])
+def test_a_log_with_holes_is_not_copied_to_set_it_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    monkeypatch.setattr("hezar_train.events.writers._MOST_DROPPED_BYTES", 1 << 20)
+    log = tmp_path / "metrics.json"
+    log.write_text("a line\n" * 5)
+    make_holes(log, 3 << 20)
+    with pytest.raises(RunFolderError, match="would have to be set aside"):
+        keep_until(log, known)
+    assert list(tmp_path.iterdir()) == [log]
+    log.write_bytes(b"a line\n" * 5 + bytes(1 << 19))
+    assert keep_until(log, 1 << 30) == 35 + (1 << 19) - (1 << 30)
+    assert log.stat().st_size == 35
+
+
+def test_a_line_without_an_end_costs_no_memory(tmp_path: Path) -> None:
+    for name, read in {"metrics.json": read_rows, "table.csv": CSVWriter}.items():
+        (tmp_path / name).write_text("")
+        make_holes(tmp_path / name, 1 << 30)
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"\n")
+        tracemalloc.start()
+        try:
+            with pytest.raises(DataError, match=r"is not a logged row|is no table"):
+                read(tmp_path / name)
+            assert tracemalloc.get_traced_memory()[1] < 200 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_records_with_holes_are_not_copied_for_a_push(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hezar_train.hub.layout.free_bytes", lambda _: 1 << 20)
+    make_holes(run / "ledger.jsonl", 1 << 21)
+    with pytest.raises(CheckpointError, match="the records of the run have"):
+        stage(SavedRun(run), 12, "end")
+    assert not list((run / ".hub").iterdir())
+
+
+@pytest.mark.parametrize("count", [10**11, 1 << 62])
+def test_an_audit_takes_no_memory_for_lengths_that_are_not_there(run: Path, count: int) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "num_samples": count}))
+    Lengths([1, 2, 3]).save(run / "lengths.bin")
+    config = replace(run_config(run), group_by_length=True)
+    with pytest.raises(CheckpointError, match="does not hold the lengths of"):
+        audit_run(config)
+
+
+@pytest.mark.parametrize("size", [1 << 63, (1 << 64) - 1])
+def test_a_tensor_of_no_values_with_a_size_of_64_bits_is_refused(tmp_path: Path, size: int) -> None:
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [0, size], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+        read_tensors(tmp_path / "model.safetensors")
+
+
 @pytest.mark.parametrize("kind", ["a FIFO", "a link that goes round", "gigabytes", "a picture"])
 def test_a_page_does_not_wait_for_a_picture_that_is_none(run: Path, kind: str) -> None:
     picture = run / "evaluations" / "one.png"
@@ -527,7 +595,7 @@ READS = re.compile(
 )
 READ_ELSEWHERE = {
     "run_folder.py",  # which is the one
-    "recipes/recipe.py", "recipes/build.py", "cli/recipes.py",  # recipes, which are hashed before they are run
+    "recipes/recipe.py", "recipes/importing.py", "cli/recipes.py",  # recipes, which are hashed before they are run
     "recipes/open_run.py",  # inputs that a user names
     "launch/process.py", "launch/agent.py",  # a folder that was made for this command
     "runtime/accelerator.py",  # /proc

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import py_compile
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from hezar_train.cli import root
+from hezar_train.config import TrainerConfig
+from hezar_train.config.named_code import CODE_FIELDS, OUTSIDE_FIELDS
 from hezar_train.errors import ConfigError
 from hezar_train.recipes import import_recipe, load_recipe, load_run, recipe_of_hash
 from hezar_train.recipes.recipe import hash_of
@@ -244,6 +247,86 @@ def test_a_run_does_not_choose_where_i_push(invoke: Invoke, gift: Path) -> None:
     assert invoke("evaluate", str(gift), "--recipe", str(home)).exit_code == 0
 
 
+OUTSIDE = {
+    "init_weights_from": "/somewhere/else",
+    "trackers": ["wandb"],
+    "resume_from_checkpoint": "hub://evil/x",
+}
+
+
+def rewrite(gift: Path, **fields: object) -> None:
+    """Let the config of a run say something else."""
+    config = gift / "train_config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **fields}))
+
+
+@pytest.mark.filterwarnings("ignore:.*no supported trackers")
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("train", name) for name in OUTSIDE),
+        *(("resume", name) for name in OUTSIDE if name != "resume_from_checkpoint"),  # that is what resume says itself
+        *((command, "init_weights_from") for command in ("evaluate", "predict", "find-lr")),
+        ("find-lr", "trackers"),
+    ],
+)
+def test_a_run_does_not_choose_whose_weights_are_loaded_nor_who_is_told(
+    invoke: Invoke, gift: Path, command: str, name: str
+) -> None:
+    remember(load_recipe("sums"))
+    rewrite(gift, **{name: OUTSIDE[name]})
+    refused = invoke(*COMMANDS[command], input="1 2\n")
+    assert refused.exit_code == 2
+    assert "leads to weights or services that you have not trained sums with" in refused.stderr
+    assert "--trust, once" in refused.stderr
+    assert not Path("ran").exists()
+    remember(load_run(gift, trust=True))  # what I have trained with once is mine
+    assert "leads to weights or services" not in invoke(*COMMANDS[command], input="1 2\n").stderr
+
+
+def test_what_a_run_leads_to_is_mine_if_i_say_so_or_if_my_recipe_does(invoke: Invoke, gift: Path) -> None:
+    remember(load_recipe("sums"))
+    rewrite(gift, trackers=["tensorboard", "wandb"], init_weights_from="hub://me/x")
+    said = ["trackers=[]", "init_weights_from=null"]
+    assert load_run(gift, said).config.trackers == []
+    with pytest.raises(ConfigError, match=r"leads to.* trackers=\[wandb\]\. If"):
+        load_run(gift, ["init_weights_from=hub://me/x"])
+    home = gift.parents[1] / "recipes" / "sums"
+    (home / "config.yaml").write_text(CONFIG.replace("{", "{trackers: [wandb], init_weights_from: 'hub://me/x', "))
+    assert load_run(gift).config.trackers == ["tensorboard", "wandb"]
+
+
+WITH_RULES_OF_THEIR_OWN = {"output_dir", "checkpoints_dir", "logs_dir", "hub_model_id", "hub_revision"}
+LEAD_NOWHERE = {
+    "task", "device", "mixed_precision", "sharding", "length_column", "loss_weight", "metric_for_best_model",
+    "early_stopping_mode", "early_stopping_metric", "stop_when", "save_freq", "batch_or_epoch", "local_param",
+    "finetune_batch_or_epoch", "finetune_freeze_param", "finetune_param", "hub_strategy", "hub_card",
+}  # fmt: skip
+
+
+def test_every_field_that_holds_a_text_is_known_to_lead_somewhere_or_nowhere() -> None:
+    texts = {name for name, one in TrainerConfig.fields().items() if re.search("str|Path|Any|dict|list", str(one.type))}
+    code = {name for name in texts if name in CODE_FIELDS or name.endswith("_kwargs")}
+    assert texts - code == {*OUTSIDE_FIELDS, *WITH_RULES_OF_THEIR_OWN, *LEAD_NOWHERE}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_a_look_at_a_run_tells_no_service_and_needs_no_word_for_it(invoke: Invoke, gift: Path, command: str) -> None:
+    remember(load_recipe("sums"))
+    rewrite(gift, trackers=["wandb"], resume_from_checkpoint="hub://evil/x", push_to_hub=True, hub_model_id="evil/x")
+    assert invoke(*COMMANDS[command], input="1 2\n").exit_code == 0
+
+
+@pytest.mark.parametrize("fields", [{"init_weights_from": "evil/x"}, {"init_weights_from": "/etc/x"}])
+def test_a_repository_does_not_choose_whose_weights_are_loaded(fields: dict[str, str]) -> None:
+    shipped = load_recipe("text_classification")
+    sha256, theirs = shipped.record()["sha256"], {"output_dir": "runs/again", **fields}
+    with pytest.raises(ConfigError, match=r"the config of the repository leads to .*say so yourself: init_weights"):
+        recipe_of_hash(sha256, theirs, {})
+    said = [f"{name}={value}" for name, value in fields.items()]
+    assert recipe_of_hash(sha256, theirs, {}, said).config.init_weights_from == fields["init_weights_from"]
+
+
 def test_an_option_of_a_run_that_names_a_file_must_have_been_mine(invoke: Invoke, gift: Path) -> None:
     remember(load_recipe("sums"))
     record = json.loads((gift / "recipe.json").read_text())
@@ -292,6 +375,84 @@ def test_the_bytecode_beside_a_recipe_is_not_run(tmp_path: Path) -> None:
     assert import_recipe(source).found == "original"
 
 
+HELPED = """\
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / {folder!r}))
+try:
+    import beside_the_recipe
+finally:
+    del sys.path[0]
+    sys.modules.pop("beside_the_recipe", None)
+
+
+def build(): ...
+"""
+
+
+def with_helper(place: Path, folder: str = "") -> Path:
+    """Make a recipe that imports a module from a folder of its own; return the module's file."""
+    (place / folder).mkdir(parents=True, exist_ok=True)
+    (place / "recipe.py").write_text(HELPED.format(folder=folder))
+    helper = place / folder / "beside_the_recipe.py"
+    helper.write_text("found = 'original'\n")
+    return helper
+
+
+def test_the_bytecode_of_what_a_recipe_imports_is_not_run(tmp_path: Path) -> None:
+    helper = with_helper(tmp_path / "recipe")
+    helper.write_text("found = 'planted'\n")
+    py_compile.compile(str(helper), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    helper.write_text("found = 'original'\n")
+    assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "original"
+    (tmp_path / "elsewhere.py").write_text("found = 'linked'\n")
+    helper.unlink()
+    helper.symlink_to(tmp_path / "elsewhere.py")
+    assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "linked"
+
+
+@pytest.mark.parametrize("folder", ["", "parts", "parts/more", "__pycache__2"])
+def test_what_a_recipe_imports_from_its_folder_is_in_its_hash(tmp_path: Path, folder: str) -> None:
+    helper = with_helper(tmp_path / "recipe", folder)
+    for is_run in (False, True):
+        if is_run:
+            (tmp_path / "recipe" / "train_config.yaml").touch()
+            if folder:
+                break  # among the files of a run only those beside recipe.py count
+        before = hash_of(tmp_path / "recipe")
+        assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "original"
+        helper.write_text("found = 'exchanged'\n")
+        assert hash_of(tmp_path / "recipe") != before
+        helper.write_text("found = 'original'\n")
+
+
+@pytest.mark.parametrize("folder", [".hidden", "__pycache__", "runs/first", "parts/.hidden/more", "out", "link"])
+def test_what_the_hash_of_a_recipe_leaves_out_is_not_imported(tmp_path: Path, folder: str) -> None:
+    helper = with_helper(tmp_path / "recipe", ".target" if folder == "link" else folder)
+    if folder == "out":
+        (helper.parent / "train_config.yaml").touch()
+    if folder == "link":
+        (tmp_path / "recipe" / "link").symlink_to(helper.parent)
+        (tmp_path / "recipe" / "recipe.py").write_text(HELPED.format(folder=folder))
+    before = hash_of(tmp_path / "recipe")
+    helper.write_text("raise SystemExit('exchanged')\n")
+    assert hash_of(tmp_path / "recipe") == before
+    with pytest.raises(ConfigError, match=r"imports beside_the_recipe from .* which its hash does not cover"):
+        import_recipe(tmp_path / "recipe" / "recipe.py")
+
+
+def test_what_a_recipe_imports_from_elsewhere_is_found_as_ever(tmp_path: Path) -> None:
+    (tmp_path / ".elsewhere").mkdir()
+    (tmp_path / ".elsewhere" / "beside_the_recipe.py").write_text("found = 'elsewhere'\n")
+    with_helper(tmp_path / "recipe").unlink()
+    (tmp_path / "recipe" / "recipe.py").write_text(HELPED.format(folder="../.elsewhere"))
+    assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "elsewhere"
+    (tmp_path / "recipe" / "common").symlink_to(tmp_path / ".elsewhere")  # the link is in the hash
+    (tmp_path / "recipe" / "recipe.py").write_text(HELPED.format(folder="common"))
+    assert import_recipe(tmp_path / "recipe" / "recipe.py").beside_the_recipe.found == "elsewhere"
+
+
 @pytest.mark.usefixtures("gift")
 def test_a_list_of_trusted_recipes_that_another_user_wrote_is_not_believed(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
@@ -301,6 +462,28 @@ def test_a_list_of_trusted_recipes_that_another_user_wrote_is_not_believed(
         os.chown(trust_file(), 65534, -1)
     else:
         monkeypatch.setattr(os, "getuid", lambda: -1)
+    assert invoke("evaluate", "runs/sums").exit_code == 2
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664, 0o646])
+@pytest.mark.usefixtures("gift")
+def test_a_list_of_trusted_recipes_that_others_can_write_to_is_not_believed(
+    invoke: Invoke, mode: int, is_closed: bool
+) -> None:
+    remember(load_recipe("sums"))
+    assert trust_file().stat().st_mode & 0o777 == 0o600
+    trust_file().chmod(mode)
+    trust_file().parent.chmod(0o700 if is_closed else 0o755)
+    is_believed = is_closed or not mode & 0o022
+    assert invoke("evaluate", "runs/sums").exit_code == (0 if is_believed else 2)
+
+
+@pytest.mark.usefixtures("gift")
+def test_a_list_of_trusted_recipes_behind_a_link_is_not_believed(invoke: Invoke, tmp_path: Path) -> None:
+    remember(load_recipe("sums"))
+    trust_file().rename(tmp_path / "a_file_of_mine.json")
+    trust_file().symlink_to(tmp_path / "a_file_of_mine.json")
     assert invoke("evaluate", "runs/sums").exit_code == 2
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hezar_train.checkpoint.format import ArrayForm
+from hezar_train.checkpoint.format import ArrayForm, refuse_odd_bools
 from hezar_train.compat.lernomatic.attributes import own_values
 from hezar_train.errors import CheckpointError, a_kind
 from hezar_train.loop import Hook
@@ -257,6 +257,8 @@ def _with_arrays(value: Any) -> Any:
         raise CheckpointError("an array without values")
     if isinstance(value, StoredArray):
         return value.values
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        refuse_odd_bools("of a file", value)
     if isinstance(value, dict):
         for name in value:  # in its place: a state dict has attributes besides
             value[name] = _with_arrays(value[name])
