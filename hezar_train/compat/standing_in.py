@@ -1,8 +1,8 @@
 """Let code that imports another system find a door under that system's names, with none of its imports changed.
 
 `put_in_place`, called before that code is imported, puts modules of a door into `sys.modules`. What it does not put in
-place is the system's own where that is installed. Where it is not, or cannot be, asking for more is an `ImportError`
-that says what there is.
+place is the system's own where that is installed, or that of a folder. Where it is neither, or cannot be, asking for
+more is an `ImportError` that says what there is.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from hezar_train.errors import ConfigError
 
@@ -25,11 +27,13 @@ def is_installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def put_in_place(name: str, modules: Mapping[str, ModuleType], not_offered: str = "") -> list[str]:
+def put_in_place(
+    name: str, modules: Mapping[str, ModuleType], not_offered: str = "", rest: Path | None = None
+) -> list[str]:
     """Put modules below a package's name, by their paths in it; return their full names.
 
-    With `not_offered`, a sentence, the package is nothing but these modules: whatever else is imported from it raises
-    with that sentence. Without it, the rest is the package's own.
+    With `not_offered`, a sentence, the package is nothing but these modules and those below the folder `rest`: whatever
+    else is imported from it raises with that sentence. Without it, the rest is the package's own.
     """
     _refuse_late_call(name, modules)
     placed = {f"{name}.{path}": StandIn(f"{name}.{path}", module) for path, module in modules.items()}
@@ -41,16 +45,49 @@ def put_in_place(name: str, modules: Mapping[str, ModuleType], not_offered: str 
         package = _package(parent, is_made=bool(not_offered))
         if not hasattr(package, last) or not isinstance(package, StandIn):  # a name of the door's own stays
             setattr(package, last, module)
+    if rest is not None:
+        _look_below(rest, name)
     return sorted(placed)
 
 
+def _look_below(rest: Path, name: str) -> None:
+    """Let the packages that are in place find what they lack in the folder."""
+    for path, module in list(sys.modules.items()):
+        if path == name or path.startswith(f"{name}."):
+            module.__path__ = [str(rest.joinpath(*path.split(".")[1:]))]
+
+
 class StandIn(ModuleType):
-    """A module with the names of one of a door's; the door's own is not touched by what is put below it."""
+    """A module with the names of one of a door's; the door's own is not touched by what is put below it.
+
+    A public name that the door lacks is taken from the file that the folder of the rest has for this module: what a
+    fork of the system has added there.
+    """
+
+    _added: ModuleType | None
 
     def __init__(self, path: str, module: ModuleType) -> None:
         super().__init__(path, module.__doc__)
         vars(self).update({name: value for name, value in vars(module).items() if not name.startswith("__")})
         self.__path__: list[str] = []
+        self._added = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not self.__path__ or not (added := self._what_was_added()):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(added, name)
+
+    def _what_was_added(self) -> ModuleType | None:
+        """Run the folder's own file of this module, once; what it imports of the system is the door's."""
+        place = Path(self.__path__[0])
+        file = next((one for one in (place / "__init__.py", place.with_suffix(".py")) if one.is_file()), None)
+        if self._added is None and file is not None:
+            below = self.__path__ if file.name == "__init__.py" else None
+            spec = importlib.util.spec_from_file_location(self.__name__, file, submodule_search_locations=below)
+            if spec is not None and spec.loader is not None:
+                self._added = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(self._added)
+        return self._added
 
 
 def _refuse_late_call(name: str, paths: Iterable[str]) -> None:
@@ -82,7 +119,7 @@ def _package(path: str, is_made: bool) -> ModuleType:
 
 
 class NothingElse(MetaPathFinder):
-    """Refuse every other module of a package, with a sentence."""
+    """Refuse every module of a package that is in none of its folders, with a sentence."""
 
     def __init__(self, name: str, sentence: str) -> None:
         self.name, self.sentence = name, sentence
@@ -90,8 +127,10 @@ class NothingElse(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise where a module of the package is asked for; say nothing of others."""
-        del path, target
-        if fullname.startswith(f"{self.name}."):
-            raise ModuleNotFoundError(f"{fullname}: {self.sentence}", name=fullname)
-        return None
+        """Find a module of the package below the folder it was given, or raise; say nothing of others."""
+        if not fullname.startswith(f"{self.name}."):
+            return None
+        found = PathFinder.find_spec(fullname, list(path or ()), target)
+        if found is None:  # named after the package: `from ... import` passes over an error named after the module
+            raise ModuleNotFoundError(f"{fullname}: {self.sentence}", name=self.name)
+        return found

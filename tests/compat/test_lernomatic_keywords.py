@@ -668,3 +668,52 @@ class TestResume:
         resumed = pair(tmp_path, save_every=2, factor=0.25, resume_from_checkpoint=True)
         resumed.train()
         assert resumed.factor == 0.25
+
+
+class TestHistoryFile:
+    """Once an epoch, after its validation, as in lernomatic."""
+
+    class Telling(Own):
+        """Remember which calls came, and how much had been noted."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.calls: list[Any] = []
+            super().__init__(*args, **kwargs)
+
+        def val_epoch(self) -> Any:
+            self.calls.append("val")
+            return super().val_epoch()
+
+        def test_epoch(self) -> Any:
+            self.calls.append("test")
+
+        def save_history(self, path: Any) -> Any:
+            self.calls.append((self.loss_iter, self.acc_iter))
+            return super().save_history(path)
+
+    def test_it_holds_the_validation_of_the_last_epoch(self, tmp_path: Path) -> None:
+        trainer = self.Telling(
+            net(), train_dataset=samples(), val_dataset=samples(8, 1), batch_size=8, num_epochs=2,
+            checkpoint_dir=str(tmp_path), checkpoint_name="told",
+        )  # fmt: skip
+        trainer.train()
+        assert trainer.calls == ["val", (3, 1), "val", (6, 2)]
+        other = Own(net(), train_dataset=samples(), val_dataset=samples(8, 1), batch_size=8, num_epochs=2)
+        other.load_history(str(tmp_path / "told_history.pkl"))
+        assert other.acc_history.tolist() == trainer.acc_history.tolist()
+        assert (other.acc_iter, other.val_loss_iter) == (trainer.acc_iter, trainer.val_loss_iter) == (2, 2)
+
+    def test_without_validation_it_follows_the_training(self, tmp_path: Path) -> None:
+        trainer = self.Telling(net(), train_dataset=samples(), batch_size=8, num_epochs=2, checkpoint_dir=str(tmp_path))
+        trainer.train()
+        assert trainer.calls == [(3, 0), (6, 0)]
+
+    def test_a_loader_of_test_data_alone_is_gone_over_each_epoch(self, tmp_path: Path) -> None:
+        class Tested(self.Telling):  # type: ignore[name-defined, misc]
+            def _init_dataloaders(self) -> None:
+                super()._init_dataloaders()
+                self.test_loader = DataLoader(samples(8, 1), batch_size=4)
+
+        trainer = Tested(net(), train_dataset=samples(), batch_size=8, num_epochs=2, checkpoint_dir=str(tmp_path))
+        trainer.train()
+        assert trainer.calls == ["test", (3, 0), "test", (6, 0)]

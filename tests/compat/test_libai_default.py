@@ -22,10 +22,11 @@ from hezar_train.compat.libai import (
     hooks,
 )
 from hezar_train.compat.libai import distributed as dist
-from hezar_train.compat.libai.config import LazyCall
-from hezar_train.compat.libai.data import build_nlp_train_val_test_loader
+from hezar_train.compat.libai.config import LazyCall, as_config
+from hezar_train.compat.libai.data import Instance, build_nlp_train_val_test_loader
 from hezar_train.compat.libai.evaluation import DatasetEvaluator
-from hezar_train.compat.libai.optim import clip_groups
+from hezar_train.compat.libai.optim import clip_groups, get_default_optimizer_params, reduce_param_groups
+from hezar_train.compat.libai.scheduler import WarmupStepLR, build_lr_scheduler
 from hezar_train.errors import CheckpointError, ConfigError, DataError, HookError
 from hezar_train.events import get_event_storage
 
@@ -69,6 +70,31 @@ def as_libai_trains(cfg: Any, batches: list[Any]) -> tuple[list[torch.Tensor], l
     return [one.detach() for one in model.parameters()], rates
 
 
+class TinyForCausalLM(nn.Module):
+    """A model of texts, whose loss is a mean over the labels that are not hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(7, 3), nn.Linear(3, 7)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.head(self.words(input_ids))
+        return {"lm_loss": nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())}
+
+
+def loader_of_texts(in_instances: bool, train_batch_size: int, **_: Any) -> tuple[Any, None, None]:
+    texts = torch.randint(7, (24, 5), generator=torch.Generator().manual_seed(1))
+    labels = texts.roll(-1, 1).masked_fill(torch.arange(5) > torch.arange(24)[:, None] % 5, -100)
+    rows = [{"input_ids": text, "labels": label} for text, label in zip(texts, labels, strict=True)]
+
+    def collate(several: list[Any]) -> Any:
+        batch = torch.utils.data.default_collate(several)
+        return Instance(**batch) if in_instances else batch
+
+    return torch.utils.data.DataLoader(rows, batch_size=train_batch_size, collate_fn=collate), None, None
+
+
 class TestTraining:
     @pytest.mark.parametrize("parts", [1, 2])
     @pytest.mark.filterwarnings("ignore:Detected call of")
@@ -81,6 +107,20 @@ class TestTraining:
         for ours, theirs in zip(weights_of(trainer), weights, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
         assert [rate for rate, _ in trainer.storage.history("lr").values()] == pytest.approx(rates)
+
+    @pytest.mark.parametrize("in_instances", [False, True])
+    def test_micro_batches_count_alike_whatever_the_model_is_called_and_its_labels_hide(
+        self, in_instances: bool, tmp_path: Path
+    ) -> None:
+        cfg = config_of(tmp_path, QUIET, "train.num_accumulation_steps=2")
+        cfg.model = LazyCall(TinyForCausalLM)()
+        cfg.dataloader.train = LazyCall(loader_of_texts)(in_instances=in_instances)
+        Recording.seen = []
+        trainer = Recording(cfg)
+        trainer.train()
+        weights, _ = as_libai_trains(trainer.cfg, Recording.seen)
+        for ours, theirs in zip(weights_of(trainer), weights, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
     def test_the_losses_are_put_under_their_names_with_their_sum_by_iteration(self, tmp_path: Path) -> None:
         trainer = DefaultTrainer(config_of(tmp_path, QUIET))
@@ -494,6 +534,39 @@ class TestTest:
         assert list(two) == ["Points", "Points_1"]
 
 
+class TestWhatConfigsCall:
+    """Functions that configs and trainers of LiBai's users import from its modules."""
+
+    def test_groups_of_equal_settings_are_joined_and_later_settings_count(self) -> None:
+        first, second, third = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+        found = reduce_param_groups(
+            [
+                {"params": [first], "lr": 0.1},
+                {"params": [second], "lr": 0.2},
+                {"params": [third, first], "lr": 0.2},
+            ]
+        )
+        assert [(group["lr"], [id(one) for one in group["params"]]) for group in found] == [
+            (0.2, [id(first), id(second), id(third)])
+        ]
+
+    def test_libais_own_layer_norm_turned_into_torch_is_a_norm(self) -> None:
+        class LayerNorm(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(3))
+
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), LayerNorm())
+        found = get_default_optimizer_params(model, weight_decay=0.1, weight_decay_norm=0.0)
+        assert [(group["weight_decay"], len(group["params"])) for group in found] == [(0.1, 1), (0.0, 1)]
+
+    def test_a_schedule_is_built_from_its_config(self) -> None:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        cfg = LazyCall(WarmupStepLR)(max_iter=8, step_size=2, warmup_factor=0.1, warmup_iter=0)
+        made = build_lr_scheduler(cfg, optimizer)
+        assert made.optimizer is optimizer
+
+
 def test_a_loader_of_indexed_files_is_refused_when_it_is_called() -> None:
     with pytest.raises(DataError, match=r"indexed files.* Use LazyCall\(build_nlp_train_loader\)"):
         build_nlp_train_val_test_loader(dataset=[], splits=[[1.0]])
@@ -511,6 +584,35 @@ class TestProcesses:
         monkeypatch.setenv("WORLD_SIZE", "4")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
         assert dist.get_num_nodes() == 2
+
+    def test_sizes_beyond_the_processes_are_those_of_the_processes_as_in_libai(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        cfg = as_config({"data_parallel_size": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 4})
+        dist.setup_dist_util(cfg)
+        sizes = {"data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+        assert cfg == {**sizes, "num_nodes": 1, "num_gpus_per_node": 1, "pipeline_num_layers": 10_000}
+        assert "data_parallel_size=2, tensor_parallel_size=2, pipeline_parallel_size=4: the number of" in caplog.text
+        caplog.clear()
+        dist.setup_dist_util(cfg)
+        dist.setup_dist_util(None)
+        assert not caplog.messages
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        dist.setup_dist_util(cfg)
+        assert cfg.data_parallel_size == 2
+
+    @pytest.mark.parametrize("name", ["tensor", "pipeline"])
+    def test_a_model_that_would_really_be_cut_is_refused(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ConfigError, match=rf"{name}_parallel_size=2.* on 2 processes would cut the model.* to 1;"):
+            dist.setup_dist_util(as_config({f"{name}_parallel_size": 2}))
+
+    def test_the_sizes_may_be_asked_of_an_object(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        found = dist.get_dist_util()
+        assert (found.data_parallel_size, found.world_size, found.is_data_parallel()) == (2, 2, True)
+        assert (found.model_parallel_size, found.tensor_parallel_size, found.is_data_model_parallel()) == (1, 1, False)
+        assert (found.get_layer_stage_id(3), found.parallel_hierarchy) == (0, None)
 
     def test_a_device_that_torch_does_not_have_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
         dist.set_device_type("cuda")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hezar_train.compat import lernomatic, libai
+from hezar_train.compat.libai.data import Instance
 from hezar_train.compat.standing_in import put_in_place
 from hezar_train.errors import ConfigError
 
@@ -103,6 +104,58 @@ class TestLiBai:
         libai.stand_in(NAME)
         with pytest.raises(ModuleNotFoundError, match="not offered"):
             importlib.import_module(f"{NAME}.nets")
+
+
+class TestTheRestOfLiBai:
+    """What is turned into torch lies in a folder, and is found under LiBai's names beside the door."""
+
+    @pytest.fixture
+    def rest(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "turned"
+        files = {
+            "models/__init__.py": f"from {NAME}.layers import width\nfrom {NAME}.utils.paths import here",
+            "layers.py": "width = 3",
+            "utils/paths.py": "here = 'utils'",
+            "data/datasets.py": f"from {NAME}.data.structures import Instance\nsample = Instance(x=1)",
+            "engine/__init__.py": "from .default import DefaultTrainer, default_setup\nfrom .own import OwnTrainer",
+            "engine/default.py": "class DefaultTrainer: pass\n_secret = 1",
+            "engine/own.py": f"from {NAME}.engine import DefaultTrainer\nclass OwnTrainer(DefaultTrainer): pass",
+        }
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        return folder
+
+    def test_modules_that_the_door_lacks_are_the_folders(self, rest: Path) -> None:
+        libai.stand_in(NAME, rest=rest)
+        found = names_after(
+            f"from {NAME}.models import here, width\nfrom {NAME}.data.datasets import sample\n"
+            f"from {NAME} import engine, layers"
+        )
+        assert (found["here"], found["width"], found["layers"].width) == ("utils", 3, 3)
+        assert type(found["sample"]) is Instance
+        assert found["engine"].DefaultTrainer is libai.DefaultTrainer
+
+    def test_a_name_that_a_fork_adds_to_a_module_of_the_doors_is_found(self, rest: Path) -> None:
+        libai.stand_in(NAME, rest=rest)
+        found = names_after(f"from {NAME}.engine import DefaultTrainer, OwnTrainer\nfrom {NAME}.engine import default")
+        assert issubclass(found["OwnTrainer"], libai.DefaultTrainer)
+        assert found["DefaultTrainer"] is found["default"].DefaultTrainer is libai.DefaultTrainer
+        assert not hasattr(found["default"], "_secret")
+        assert not hasattr(found["default"], "nothing_of_this_name")
+
+    @pytest.mark.parametrize(
+        "asked", ["import {}.tokenizer", "from {}.engine import Nothing", "from {}.data import nothing"]
+    )
+    @pytest.mark.parametrize("has_rest", [False, True])
+    def test_what_is_in_neither_is_told(self, asked: str, has_rest: bool, rest: Path) -> None:
+        libai.stand_in(NAME, rest=rest if has_rest else None)
+        with pytest.raises(ModuleNotFoundError, match=r"not offered where .* say where they are: stand_in\(rest="):
+            names_after(asked.format(NAME))
+
+    def test_a_folder_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"no such folder; expected that of the package"):
+            libai.stand_in(NAME, rest=tmp_path / "nowhere")
 
 
 def test_a_package_that_fails_to_import_is_not_papered_over(installed: Path) -> None:

@@ -414,6 +414,11 @@ class Trainer(ConfigTrainer, metaclass=Built):
                 "was counted. Go over it there, or override train() to go your own way."
             )
         self.epochs_done = epoch_num
+        if not self.evaluates:
+            self._keep_history()
+
+    def _keep_history(self) -> None:
+        """Write the history of an epoch, of its validation too, where lernomatic does."""
         if self.save_hist and self.runtime.is_main:
             self.save_history(f"{self.checkpoint_dir}/{self.checkpoint_name}_history.pkl")
 
@@ -463,6 +468,7 @@ class Trainer(ConfigTrainer, metaclass=Built):
         found = (noted_metrics(self, *noted) if noted is not None else {}) | found
         if self.test_loader is not None:
             found |= {f"test.{name}": value for name, value in (self.test_epoch() or {}).items()}
+        self._keep_history()
         self._stop_if_due(found.get("accuracy"))
         if found and self.best_key not in {f"evaluation.{name}" for name in found}:
             for name, value in found.items():

@@ -17,6 +17,7 @@ What LiBai has where, and where it is here:
     oneflow                             torch
 
 `stand_in()`, before anything imports libai, puts these modules under LiBai's names; then no import of libai changes.
+`stand_in(rest="path/to/libai")` takes the rest of LiBai, turned into torch, from a folder.
 
 `Trainer(config, model, data)` is the same over a `TrainerConfig`, without a lazy config.
 """

@@ -7,6 +7,7 @@ are.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -17,10 +18,13 @@ from hezar_train.errors import ConfigError
 from hezar_train.runtime import Processes, logger
 
 __all__ = [
+    "DistUtil",
     "broadcast_py_object",
     "convert_to_distributed_default_setting",
     "get_data_parallel_rank",
     "get_data_parallel_size",
+    "get_dist_util",
+    "get_hidden_sbp",
     "get_layer_placement",
     "get_local_rank",
     "get_nd_sbp",
@@ -31,6 +35,7 @@ __all__ = [
     "get_world_size",
     "is_last_process",
     "is_main_process",
+    "same_sbp",
     "set_device_type",
     "setup_dist_util",
     "synchronize",
@@ -40,6 +45,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+CUTTING = ("tensor_parallel_size", "pipeline_parallel_size")
+"""The sizes of `train.dist` that cut a model."""
 
 
 def _is_open() -> bool:
@@ -99,6 +107,17 @@ def get_nd_sbp(sbp_list: Any) -> Any:
     return None
 
 
+def get_hidden_sbp() -> Any:
+    """Return None, as `get_nd_sbp`."""
+    return None
+
+
+def same_sbp(lhs_sbp: Any, rhs_sbp: Any) -> bool:
+    """Tell that two are the same: tensors are local ones."""
+    del lhs_sbp, rhs_sbp
+    return True
+
+
 def is_main_process() -> bool:
     """Tell whether this is the first process."""
     return get_rank() == 0
@@ -125,19 +144,71 @@ def broadcast_py_object(obj: T, src: int = 0) -> T:
 
 
 def setup_dist_util(cfg: Any) -> None:
-    """Check what a config says of parallelism: data parallel is what there is."""
-    cut = {name: try_get_key(cfg, f"{name}_parallel_size", default=1) or 1 for name in ("tensor", "pipeline")}
-    if asked := [f"{name}_parallel_size={size}" for name, size in cut.items() if size > 1]:
+    """Work out the sizes of a config from the number of processes, as LiBai does; what would cut a model is refused."""
+    world = get_world_size()
+    asked = {name: None if cfg is None else try_get_key(cfg, name) for name in ("data_parallel_size", *CUTTING)}
+    tensor, pipeline = (int(asked[name] or 1) for name in CUTTING)
+    tensor = min(tensor, world)
+    pipeline = min(pipeline, world // tensor)
+    if tensor * pipeline > 1:
         raise ConfigError(
-            f"train.dist: {', '.join(asked)} would cut the model as OneFlow's global tensors do, which is not offered "
-            "here. Set them to 1; every process has the whole model."
+            f"train.dist: {', '.join(f'{name}={asked[name]}' for name in CUTTING)} on {world} processes would cut the "
+            "model as OneFlow's global tensors do, which is not offered here. Set them to 1; every process has the "
+            "whole model."
         )
-    size, world = try_get_key(cfg, "data_parallel_size"), get_world_size()
-    if size is not None and size != world:
-        raise ConfigError(
-            f"train.dist.data_parallel_size={size}, but the number of processes is {world}. Start as many, e.g. with "
-            f"`torchrun --nproc-per-node {size}`, or set it to {world}."
-        )
+    counted = {"data_parallel_size": world, **dict.fromkeys(CUTTING, 1)}
+    if other := [f"{name}={asked[name]}" for name, size in counted.items() if asked[name] not in {None, size}]:
+        logger.warning(
+            "train.dist: %s: the number of processes is %d, so that, as in LiBai, the sizes are %s.",
+            ", ".join(other), world, ", ".join(f"{name}={size}" for name, size in counted.items()),
+        )  # fmt: skip
+    if cfg is not None:
+        cfg.update({**counted, "num_nodes": get_num_nodes(), "num_gpus_per_node": world // get_num_nodes()})
+        if try_get_key(cfg, "pipeline_num_layers") is None:
+            cfg["pipeline_num_layers"] = 10_000  # as LiBai writes it where nothing is cut
+
+
+@dataclass
+class DistUtil:
+    """What LiBai's code asks of `get_dist_util()`: every process has the whole model."""
+
+    world_size: int
+    num_nodes: int
+    device_type: str
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    model_parallel_size: int = 1
+    parallel_hierarchy: None = None
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Return the number of processes."""
+        return self.world_size
+
+    @property
+    def num_gpus_per_node(self) -> int:
+        """Return the number of processes on a machine."""
+        return self.world_size // self.num_nodes
+
+    def get_layer_stage_id(self, layer_idx: int) -> int:
+        """Return 0: all layers are in one stage."""
+        del layer_idx
+        return 0
+
+    def is_data_parallel(self) -> bool:
+        """Tell whether there are several processes."""
+        return self.world_size > 1
+
+    def is_tensor_model_parallel(self) -> bool:
+        """Tell that the model is not cut."""
+        return False
+
+    is_pipeline_model_parallel = is_data_model_parallel = is_tensor_model_parallel
+
+
+def get_dist_util() -> DistUtil:
+    """Return what knows the sizes."""
+    return DistUtil(get_world_size(), get_num_nodes(), "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def convert_to_distributed_default_setting(module: T) -> T:

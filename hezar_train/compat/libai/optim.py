@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hezar_train.compat.libai.config import instantiate
 from hezar_train.errors import ConfigError
 
-__all__ = ["build_optimizer", "clip_groups", "get_default_optimizer_params"]
+__all__ = ["build_optimizer", "clip_groups", "get_default_optimizer_params", "reduce_param_groups"]
 
 NORMS = (
     nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d,
@@ -47,12 +47,30 @@ def get_default_optimizer_params(
         if "bias" in by_name:
             raise ConfigError("weight_decay_bias and overrides['bias'] were both given; give one of them")
         by_name["bias"] = {"weight_decay": weight_decay_bias}
-    groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+    groups = []
     for module, name, parameter in _trainable(model):
         own = {name: value for name, value in settings.items() if value is not None}
-        if isinstance(module, NORMS) and weight_decay_norm is not None:
+        if weight_decay_norm is not None and _is_norm(module):
             own["weight_decay"] = weight_decay_norm
-        groups.setdefault(tuple((own | by_name.get(name, {})).items()), []).append(parameter)
+        groups.append({"params": [parameter], **own, **by_name.get(name, {})})
+    return reduce_param_groups(groups)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Tell whether a module normalizes; LiBai's own LayerNorm, turned into torch, is not derived from torch's."""
+    return isinstance(module, NORMS) or any(one.__name__ == "LayerNorm" for one in type(module).__mro__)
+
+
+def reduce_param_groups(params: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Join groups of equal settings; of a parameter in several, the later settings count."""
+    single: dict[int, tuple[nn.Parameter, dict[str, Any]]] = {}
+    for group in params:
+        own = {name: value for name, value in group.items() if name != "params"}
+        for parameter in group["params"]:
+            single.setdefault(id(parameter), (parameter, {}))[1].update(own)
+    groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+    for parameter, settings in single.values():
+        groups.setdefault(tuple(settings.items()), []).append(parameter)
     return [{**dict(key), "params": parameters} for key, parameters in groups.items()]
 
 

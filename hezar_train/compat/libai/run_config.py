@@ -145,6 +145,7 @@ def run_config(cfg: Any, model: Any) -> TrainerConfig:
         batch_size=train.train_micro_batch_size,
         eval_batch_size=train.test_micro_batch_size,
         gradient_accumulation_steps=parts,
+        loss_weight="samples",  # LiBai divides by the micro-batches, whatever the model is called
         drop_last=parts > 1,  # so that windows and iterations keep step over the epochs
         seed=train.seed,
         log_steps=-(-train.log_period * steps // parts) * parts,  # at the end of an update

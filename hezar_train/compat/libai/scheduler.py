@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hezar_train.compat.libai.config import instantiate
 from hezar_train.optim import build_scheduler
 
 __all__ = [
@@ -17,7 +18,14 @@ __all__ = [
     "WarmupMultiStepLR",
     "WarmupPolynomialLR",
     "WarmupStepLR",
+    "build_lr_scheduler",
 ]
+
+
+def build_lr_scheduler(cfg: Any, optimizer: Optimizer) -> LRScheduler:
+    """Make the schedule that a config describes, over an optimizer."""
+    made: LRScheduler = instantiate(cfg, optimizer=optimizer)
+    return made
 
 
 def _warmed_up(name: str, optimizer: Optimizer, max_iter: int, **settings: Any) -> LRScheduler:
