@@ -22,7 +22,7 @@ from hezar_train.compat.federatedscope import (
     get_trainer,
     stand_in,
 )
-from hezar_train.compat.federatedscope.general import RELEASE
+from hezar_train.compat.federatedscope.context import RELEASE
 from hezar_train.errors import ConfigError
 
 NAME = "federated_toy"
@@ -187,6 +187,41 @@ def as_installed(cfg: Any) -> Any:
 def as_its_calculator_reads(ctx: Any) -> None:
     ctx["test_y_true"], ctx["num_samples_test"] = ctx.ys_true, ctx.num_samples
     ctx["test_y_prob"] = [row for rows in ctx.ys_prob for row in rows]
+
+
+LENGTH_OF_TRAINING = (
+    "        if mode in ['train', 'finetune']:\n            num_batch = calculate_batch_epoch_num(\n"
+    "                self.cfg.train.local_update_steps * self.cfg.grad.grad_accum_count)\n"
+)
+
+
+class TestLengthOfFinetuning:
+    def steps(self, trainer: Any) -> int:
+        """Finetune once, and count the batches."""
+        seen: list[int] = []
+        trainer.register_default_hooks_ft()
+        trainer.register_hook_in_ft(lambda ctx: seen.append(ctx.cur_batch_i), "on_batch_end")
+        trainer.finetune()
+        return len(seen)
+
+    def test_a_release_that_reads_that_of_training_is_followed_and_that_is_told(
+        self, package: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (package / "core/trainers/context.py").write_text(LENGTH_OF_TRAINING, encoding="utf-8")
+        stand_in(NAME)
+        trainer = build(tmp_path, finetune__local_update_steps=2, finetune__batch_or_epoch="batch")
+        assert self.steps(trainer) == 7
+        trainer.finetune()
+        assert caplog.text.count("finetune() is as long as train() is, 7 of batch") == 1
+        assert "does not read finetune.local_update_steps=2 and finetune.batch_or_epoch='batch'" in caplog.text
+
+    def test_one_that_has_its_own_is_followed_too(
+        self, package: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (package / "core/trainers/context.py").write_text("self.cfg[mode].local_update_steps\n", encoding="utf-8")
+        stand_in(NAME)
+        assert self.steps(build(tmp_path, finetune__local_update_steps=2, finetune__batch_or_epoch="batch")) == 2
+        assert "as long as train()" not in caplog.text
 
 
 class TestEarlierRelease:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hezar_train.compat.federatedscope.general import RELEASE
+from hezar_train.compat.federatedscope.context import RELEASE
 from hezar_train.errors import ConfigError
 
 __all__ = ["stand_in"]
@@ -66,6 +66,8 @@ SAME_HERE = {"Trainer": "GeneralTorchTrainer"}
 """FederatedScope's `Trainer(model, data, device, config)` is what GeneralTorchTrainer is made from there; here one."""
 FILTERS_NOTHING = r"share_non_trainable_para else[\s\\]+lambda"
 """How releases until 0.3 choose what is exchanged: by a function of a function, which is true of everything."""
+LENGTH_OF_TRAINING = r"mode in \['train', 'finetune'\]:[^:]*cfg\.train\.local_update_steps"
+"""How releases since 0.2 work out the length of both: by that of training."""
 
 
 def stand_in(name: str = "federatedscope") -> list[str]:
@@ -78,7 +80,7 @@ def stand_in(name: str = "federatedscope") -> list[str]:
     for module, names in made.items():
         _put(f"{name}.{module}", names, _folder_of(f"{name}.{module}") if is_installed else None)
     if is_installed:
-        _follow_release(Path(_folder_of(f"{name}.core.trainers")) / "trainer.py")
+        _follow_release(Path(_folder_of(f"{name}.core.trainers")))
         _listen(importlib.import_module(f"{name}.{REGISTER}"))
     return [f"{name}.{module}" for module in made]
 
@@ -103,12 +105,17 @@ def _has_file(module: ModuleType) -> bool:
     return getattr(module, "__file__", None) is not None
 
 
-def _follow_release(trainer: Path) -> None:
-    """Do as the installed release does where later ones changed it, which its trainer's own text tells."""
-    text = trainer.read_text(encoding="utf-8") if trainer.is_file() else ""
-    if text:
+def _follow_release(trainers: Path) -> None:
+    """Do as the installed release does where its documents or later ones say otherwise: its own text tells."""
+    if text := _text_of(trainers / "trainer.py"):
         RELEASE.has_mode_val = "MODE.VAL" in text
         RELEASE.filters_untrained = re.search(FILTERS_NOTHING, text) is None
+    if text := _text_of(trainers / "context.py"):
+        RELEASE.finetunes_by_own_length = re.search(LENGTH_OF_TRAINING, text) is None
+
+
+def _text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def _listen(theirs: Any) -> None:
