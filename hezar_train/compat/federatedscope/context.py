@@ -47,6 +47,8 @@ class Release:
     """Whether parameters and buffers that are not trained stay at home; releases until 0.3 exchange all."""
     finetunes_by_own_length: bool = True
     """Whether finetune() is as long as `finetune.local_update_steps` says; releases until 0.3 read those of `train`."""
+    multiplies_epochs: bool = False
+    """Whether `grad.grad_accum_count` makes more epochs, and not only more batches, of `local_update_steps`."""
 
 
 RELEASE = Release()
@@ -179,7 +181,7 @@ class Context(dict[str, Any]):
         is_finetuning = of == "finetune" or self.cur_mode == Mode.FINETUNE
         section = self.cfg.finetune if is_finetuning and RELEASE.finetunes_by_own_length else self.cfg.train
         steps = int(section.local_update_steps)
-        if section.batch_or_epoch == "batch":
+        if section.batch_or_epoch == "batch" or RELEASE.multiplies_epochs:
             steps *= int(self.cfg.grad.grad_accum_count)
         numbers = calculate_batch_epoch_num(
             steps, section.batch_or_epoch, count, size, bool(self.cfg.dataloader.drop_last)

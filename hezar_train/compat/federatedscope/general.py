@@ -381,6 +381,7 @@ class GeneralTorchTrainer(Trainer):
         self._register_learning(self.register_hook_in_ft)
 
     def _register_learning(self, register: Callable[..., None]) -> None:
+        self._register_precision(register)
         register(self._hook_on_data_parallel_init, "on_fit_start")
         register(self._hook_on_fit_start_init, "on_fit_start")
         register(self._hook_on_fit_start_calculate_model_size, "on_fit_start")
@@ -395,6 +396,7 @@ class GeneralTorchTrainer(Trainer):
 
     def register_default_hooks_eval(self) -> None:
         """Register the default hooks of evaluation."""
+        self._register_precision(self.register_hook_in_eval)
         self.register_hook_in_eval(self._hook_on_data_parallel_init, "on_fit_start")
         self.register_hook_in_eval(self._hook_on_fit_start_init, "on_fit_start")
         self.register_hook_in_eval(self._hook_on_epoch_start, "on_epoch_start")
@@ -402,6 +404,12 @@ class GeneralTorchTrainer(Trainer):
         self.register_hook_in_eval(self._hook_on_batch_forward, "on_batch_forward")
         self.register_hook_in_eval(self._hook_on_batch_end, "on_batch_end")
         self.register_hook_in_eval(self._hook_on_fit_end, "on_fit_end")
+
+    def _register_precision(self, register: Callable[..., None]) -> None:
+        """Register the hook that only the releases for language models have, where config or class are of those."""
+        is_own = type(self)._hook_on_fit_start_numerical_precision is not _of_language_models
+        if is_own or "is_enable_half" in self.cfg.train:
+            register(self._hook_on_fit_start_numerical_precision, "on_fit_start")
 
     def register_hook_in_train(self, new_hook: Any, trigger: str, insert_pos: int | None = None, base_hook: Any = None, insert_mode: str = "before") -> None:  # fmt: skip  # noqa: E501
         """Add a hook to training: at a position (-1: the end), before or after another one, else at the end."""
@@ -654,7 +662,7 @@ class GeneralTorchTrainer(Trainer):
     def _walk_fit(self, fit: Fit) -> None:
         """Walk a fit of the loop below by the body of the routine under way."""
         ctx = self.ctx
-        loader = ctx.get(f"{ctx.cur_split}_loader")
+        loader = self._parsed.get(f"{ctx.cur_split}_loader")
         feed = BatchFeed(self.parts.loop, fit, self._below, loader, self._note_loss_batch, self._draws)
         self._feeds.append(feed)
         self._fit, self._lengths_are_told = fit, False
@@ -834,6 +842,11 @@ class GeneralTorchTrainer(Trainer):
 
     # --- FederatedScope's default hooks ---
 
+    def _hook_on_fit_start_numerical_precision(self, ctx: Context) -> None:
+        """With `train.is_enable_half`, turn the model to half precision, for good."""
+        if self.cfg.train.get("is_enable_half", False):
+            ctx.model = ctx.model.half()
+
     def _hook_on_data_parallel_init(self, ctx: Context) -> None:
         """Do nothing: several devices are several processes here."""
 
@@ -880,7 +893,9 @@ class GeneralTorchTrainer(Trainer):
     def _is_of_hooks(self, ctx: Context, name: str) -> bool:
         """Tell whether a loader is another one than that of the trainer's data."""
         found = ctx.get(name)
-        loader = found.loader if isinstance(found, ReIterator | BatchFeed) else found
+        if isinstance(found, BatchFeed | EvalFeed):
+            return False
+        loader = found.loader if isinstance(found, ReIterator) else found
         if loader is None:
             self._refuse_data_of_hooks(ctx)
             return False
@@ -890,8 +905,8 @@ class GeneralTorchTrainer(Trainer):
         name = f"{ctx.cur_split}_data"
         if ctx.get(name) is not self._parsed.get(name):
             raise DataError(
-                f"ctx.{name} was assigned after the trainer was built, whose batches are made of what parse_data() gave. "
-                f"Assign a loader instead: ctx.{ctx.cur_split}_loader = DataLoader(...)."
+                f"ctx.{name} was assigned after the trainer was built, whose batches are made of what parse_data() "
+                f"gave. Assign a loader instead: ctx.{ctx.cur_split}_loader = DataLoader(...)."
             )
 
     def _loader_of_hooks(self, ctx: Context, name: str) -> ReIterator:
@@ -1145,6 +1160,9 @@ class GeneralTorchTrainer(Trainer):
             each = hooks if isinstance(hooks, list) else [hooks]
             text += [f"hooks of {name}:", *(_shown(one) for one in each)]
         return "\n".join(text)
+
+
+_of_language_models = GeneralTorchTrainer._hook_on_fit_start_numerical_precision
 
 
 class _RoutineLoop(Loop):
