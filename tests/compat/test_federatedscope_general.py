@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fs_toy import build, cfg, loaders, net, points, reference, weights
@@ -72,6 +73,13 @@ class OwnLoops(GeneralTorchTrainer):
                 break
 
 
+def without_a_loss(trainer: GeneralTorchTrainer) -> GeneralTorchTrainer:
+    """Take out the hooks that make a loss and those that read it."""
+    for trigger in ("on_batch_forward", "on_batch_backward", "on_batch_end", "on_fit_end"):
+        trainer.reset_hook_in_train(trigger)
+    return trainer
+
+
 class TestTraining:
     @pytest.mark.parametrize("kind", [GeneralTorchTrainer, OwnBackward, OwnLoops])
     @pytest.mark.parametrize("clip", [-1.0, 0.05])
@@ -120,13 +128,22 @@ class TestTraining:
         trainer.train()
         assert all(torch.equal(value, before[name]) for name, value in trainer.get_model_para().items())
 
-    def test_a_batch_without_a_loss_is_told(self, tmp_path: Path) -> None:
-        trainer = build(tmp_path)
-        trainer.reset_hook_in_train("on_batch_forward")
-        trainer.reset_hook_in_train("on_batch_backward")
-        trainer.reset_hook_in_train("on_batch_end")
+    def test_a_batch_with_an_update_and_without_a_loss_is_refused(self, tmp_path: Path) -> None:
+        trainer = without_a_loss(build(tmp_path))
+        trainer.register_hook_in_train(lambda ctx: ctx.optimizer.step(), "on_batch_backward")
         with pytest.raises(HookError, match=r"a batch went by without a loss"):
             trainer.train()
+
+    def test_a_pass_without_losses_and_updates_counts_its_steps_and_is_told_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        trainer, seen = without_a_loss(build(tmp_path)), []
+        trainer.register_hook_in_train(lambda ctx: seen.append(len(ctx.data_batch[1])), "on_batch_forward")
+        before = weights(trainer)
+        trainer.train()
+        assert (seen, trainer.state.global_step) == ([8, 8, 8, 8, 8, 2, 8], 7)
+        assert torch.equal(weights(trainer), before)
+        assert caplog.text.count("went by without a loss (no hook set ctx.loss_batch) and without an update") == 1
 
     def test_a_round_ends_whatever_hooks_are_taken_out(self, tmp_path: Path) -> None:
         trainer = build(tmp_path)
@@ -145,6 +162,89 @@ class TestTraining:
         trainer.reset_hook_in_train("on_fit_end")
         with pytest.raises(HookError, match="no batch was taken"):
             trainer.train()
+
+
+class TestLoadersOfHooks:
+    """FederatedScope's loops take their batches from whatever loader the context has when an epoch begins."""
+
+    def test_a_loader_that_a_hook_assigns_is_trained_on(self, tmp_path: Path) -> None:
+        other = {"train": DataLoader(points(24, 77), batch_size=8)}
+        assigned, given = build(tmp_path), build(tmp_path, data={**loaders(), **other})
+        assigned.ctx.num_train_data = 24
+        assigned.register_hook_in_train(
+            lambda ctx: setattr(ctx, "train_loader", other["train"]), "on_fit_start", insert_pos=0
+        )
+        for trainer in (assigned, given):
+            trainer.train()
+            trainer.train()
+        assert torch.equal(weights(assigned), weights(given))
+
+    def test_a_loader_may_be_assigned_for_one_round_and_the_own_one_for_the_next(self, tmp_path: Path) -> None:
+        trainer, seen = build(tmp_path), []
+        own, other = trainer.ctx.train_loader, DataLoader(points(24, 77), batch_size=8)
+        trainer.register_hook_in_train(lambda ctx: seen.append(ctx.data_batch[0]), "on_batch_end")
+        for loader in (other, own, other):
+            trainer.ctx.train_loader = loader
+            trainer.train()
+        of_other, of_own = ([x for x, _ in one] for one in (other, own))
+        expected = [*of_other, *of_other, of_other[0], *of_own, of_own[0], *of_other, *of_other, of_other[0]]
+        assert all(torch.equal(one, wanted) for one, wanted in zip(seen, expected, strict=True))
+
+    def test_a_loader_assigned_for_an_evaluation_is_evaluated_on(self, tmp_path: Path) -> None:
+        trainer = build(tmp_path)
+        own = trainer.evaluate("test")
+        trainer.ctx.test_loader = trainer.ctx.val_loader
+        trainer.ctx.num_test_data = 10
+        changed = trainer.evaluate("test")
+        assert changed["test_total"] == 10
+        assert changed["test_loss"] == trainer.evaluate("val")["val_loss"] != own["test_loss"]
+
+    def test_data_assigned_where_there_is_no_loader_is_refused(self, tmp_path: Path) -> None:
+        arrays = {"train": {"x": torch.randn(16, 4), "y": torch.zeros(16, dtype=torch.long)}}
+        trainer = build(tmp_path, data=arrays)
+        trainer.ctx.train_data = {"x": torch.randn(16, 4), "y": torch.ones(16, dtype=torch.long)}
+        with pytest.raises(DataError, match=r"ctx.train_data was assigned .* ctx.train_loader = DataLoader"):
+            trainer.train()
+
+    def test_batches_of_such_a_loader_are_not_weighed_in_longer_updates(self, tmp_path: Path) -> None:
+        trainer = build(tmp_path, grad__grad_accum_count=2)
+        trainer.ctx.train_loader = DataLoader(points(24, 77), batch_size=8)
+        with pytest.raises(DataError, match=r"cannot be weighed in updates of 2 batches"):
+            trainer.train()
+
+
+class TestProcessDraws:
+    """What a server draws between rounds comes from the process's generators, as in FederatedScope."""
+
+    def test_rounds_leave_the_generators_as_they_were(self, tmp_path: Path) -> None:
+        trainer = build(tmp_path)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        expected = np.random.RandomState(5).permutation(50)
+        trainer.train()
+        trainer.evaluate("val")
+        assert np.random.permutation(50).tolist() == expected.tolist()
+        assert torch.equal(torch.randperm(9), torch.randperm(9, generator=torch.Generator().manual_seed(5)))
+
+    def test_a_loader_that_shuffles_with_numpy_goes_on_with_its_draws(self, tmp_path: Path) -> None:
+        orders: list[list[int]] = []
+
+        class Shuffled:
+            def __iter__(self) -> Iterator[Any]:
+                orders.append(np.random.permutation(5).tolist())
+                return iter([batches[number] for number in orders[-1]])
+
+        class WithOwnLoader(GeneralTorchTrainer):
+            def parse_data(self, data: Any) -> dict[str, Any]:
+                return {"train_loader": data, "num_train_data": 40, "train_data": None}
+
+        batches = list(loaders()["train"])[:5]
+        trainer = build(tmp_path, WithOwnLoader, data=Shuffled(), train__local_update_steps=10)
+        np.random.seed(5)
+        for _ in range(2):
+            trainer.train()
+        draws = np.random.RandomState(5)
+        assert orders == [draws.permutation(5).tolist() for _ in range(4)]
 
 
 class TestContext:

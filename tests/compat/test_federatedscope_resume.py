@@ -160,6 +160,20 @@ def test_a_round_that_is_killed_ends_as_the_unbroken_one(
     assert found[-1] == wanted[-1]
 
 
+def test_a_loader_that_a_hook_assigns_is_told_that_no_checkpoint_knows_its_place(tmp_path: Path) -> None:
+    def assigned(*, resume: bool = False) -> GeneralTorchTrainer:
+        trainer = GeneralTorchTrainer(net(), loaders(), "cpu", saving(cfg(tmp_path), resume=resume))
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, "train_loader", loaders()["train"]), "on_fit_start")
+        return trainer
+
+    broken = assigned()
+    kill_at(broken, 3)
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    with pytest.raises(DataError, match=r"ctx.train_loader is a hook's own: no checkpoint knows its place"):
+        assigned(resume=True).train()
+
+
 def test_a_loop_of_ones_own_is_told_that_it_cannot_go_on_in_the_middle(tmp_path: Path) -> None:
     class OwnLoop(GeneralTorchTrainer):
         def _run_epoch(self, hooks_set: Any) -> None:

@@ -22,7 +22,7 @@ from hezar_train.compat.federatedscope import (
     get_trainer,
     stand_in,
 )
-from hezar_train.compat.federatedscope.general import RELEASE
+from hezar_train.compat.federatedscope.context import RELEASE
 from hezar_train.errors import ConfigError
 
 NAME = "federated_toy"
@@ -187,6 +187,81 @@ def as_installed(cfg: Any) -> Any:
 def as_its_calculator_reads(ctx: Any) -> None:
     ctx["test_y_true"], ctx["num_samples_test"] = ctx.ys_true, ctx.num_samples
     ctx["test_y_prob"] = [row for rows in ctx.ys_prob for row in rows]
+
+
+class TestHalfPrecision:
+    def test_the_key_of_releases_for_language_models_is_kept(self, tmp_path: Path) -> None:
+        class Halved(GeneralTorchTrainer):
+            def setup_data(self, ctx: Any) -> None:
+                ctx.data = {split: [(x.half(), y) for x, y in data.dataset] for split, data in ctx.data.items()}
+
+        trainer = build(tmp_path, Halved, train__is_enable_half=True, train__local_update_steps=1)
+        trainer.train()
+        assert {one.dtype for one in trainer.ctx.model.parameters()} == {torch.float16}
+        assert trainer.hooks_in_eval["on_fit_start"][0].__name__ == "_hook_on_fit_start_numerical_precision"
+
+    def test_an_overridden_hook_is_called_and_others_keep_their_positions(self, tmp_path: Path) -> None:
+        called: list[str] = []
+
+        class Own(GeneralTorchTrainer):
+            def _hook_on_fit_start_numerical_precision(self, ctx: Any) -> None:
+                called.append(ctx.cur_mode)
+
+        own, plain = build(tmp_path, Own), build(tmp_path)
+        own.train()
+        own.evaluate("test")
+        assert called == ["train", "test"]
+        assert plain.hooks_in_train["on_fit_start"][0].__name__ == "_hook_on_data_parallel_init"
+
+    def test_default_hooks_that_a_fork_has_added_are_told(
+        self, package: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        text = "class GeneralTorchTrainer:\n    def _hook_on_epoch_end(self, ctx):\n        pass\n"
+        (package / "core/trainers/torch_trainer.py").write_text(text, encoding="utf-8")
+        stand_in(NAME)
+        assert "does not call: _hook_on_epoch_end. Define them in a class of your own" in caplog.text
+
+
+LENGTH_OF_TRAINING = (
+    "        if mode in ['train', 'finetune']:\n            num_batch = calculate_batch_epoch_num(\n"
+    "                self.cfg.train.local_update_steps *\n                self.cfg.grad.grad_accum_count)\n"
+)
+
+
+class TestLengthOfFinetuning:
+    def steps(self, trainer: Any) -> int:
+        """Finetune once, and count the batches."""
+        seen: list[int] = []
+        trainer.register_default_hooks_ft()
+        trainer.register_hook_in_ft(lambda ctx: seen.append(ctx.cur_batch_i), "on_batch_end")
+        trainer.finetune()
+        return len(seen)
+
+    def test_a_release_that_reads_that_of_training_is_followed_and_that_is_told(
+        self, package: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (package / "core/trainers/context.py").write_text(LENGTH_OF_TRAINING, encoding="utf-8")
+        stand_in(NAME)
+        trainer = build(tmp_path, finetune__local_update_steps=2, finetune__batch_or_epoch="batch")
+        assert self.steps(trainer) == 7
+        trainer.finetune()
+        assert caplog.text.count("finetune() is as long as train() is, 7 of batch") == 1
+        assert "does not read finetune.local_update_steps=2 and finetune.batch_or_epoch='batch'" in caplog.text
+
+    def test_one_that_multiplies_epochs_by_accumulated_batches_is_followed(self, package: Path, tmp_path: Path) -> None:
+        asked = {"train__batch_or_epoch": "epoch", "train__local_update_steps": 2, "grad__grad_accum_count": 3}
+        assert build(tmp_path, **asked).ctx.num_train_epoch == 2
+        (package / "core/trainers/context.py").write_text(LENGTH_OF_TRAINING, encoding="utf-8")
+        stand_in(NAME)
+        assert build(tmp_path, **asked).ctx.num_train_epoch == 6
+
+    def test_one_that_has_its_own_is_followed_too(
+        self, package: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (package / "core/trainers/context.py").write_text("self.cfg[mode].local_update_steps\n", encoding="utf-8")
+        stand_in(NAME)
+        assert self.steps(build(tmp_path, finetune__local_update_steps=2, finetune__batch_or_epoch="batch")) == 2
+        assert "as long as train()" not in caplog.text
 
 
 class TestEarlierRelease:

@@ -51,6 +51,9 @@ OF_THE_SERVER = frozenset(
 )  # fmt: skip
 """Sections that FederatedScope documents and that no trainer reads by itself; a plug-in may."""
 
+OF_LANGUAGE_MODELS = frozenset({"train.is_enable_half"})
+"""Keys that only FederatedScope's releases for language models have, and that are kept."""
+
 STANDS_FOR_DATA = "stands_for_data"
 """The key of a section `dataloader` that was added to a config of version 0.1, which has its keys in `data`."""
 
@@ -315,7 +318,7 @@ def _torch_name(optimizer: str) -> str:
 
 def unknown_keys(cfg: Any) -> list[str]:
     """List the keys, as "section.key", that are neither a trainer's nor a server's."""
-    return sorted(_unknown(cfg, default_cfg(), ""))
+    return sorted(set(_unknown(cfg, default_cfg(), "")) - OF_LANGUAGE_MODELS)
 
 
 def _unknown(node: Any, known: CN, prefix: str) -> Iterator[str]:

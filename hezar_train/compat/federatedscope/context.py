@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hezar_train.compat.federatedscope.builders import builder_for
@@ -21,7 +22,7 @@ from hezar_train.plan import calculate_batch_epoch_num
 from hezar_train.runtime import logger
 from hezar_train.types import Mode
 
-__all__ = ["LEARNING", "Context", "lifecycle"]
+__all__ = ["LEARNING", "RELEASE", "Context", "lifecycle"]
 
 LEARNING = frozenset({Mode.TRAIN, Mode.FINETUNE})
 OF_THE_LOOP = frozenset(
@@ -34,6 +35,23 @@ CURRENT = ("mode", "split")
 LENGTH = re.compile(r"num_(?P<total>total_)?(?P<split>\w+?)_(?P<what>batch_last_epoch|batch|epoch)")
 LENGTHS = ("batch", "batch_last_epoch", "epoch", "total")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Release:
+    """In what the installed FederatedScope differs from its documents; `stand_in()` finds it out."""
+
+    has_mode_val: bool = True
+    """Whether "val" is evaluated in the mode val; releases until 0.3 evaluate every split in the mode test."""
+    filters_untrained: bool = True
+    """Whether parameters and buffers that are not trained stay at home; releases until 0.3 exchange all."""
+    finetunes_by_own_length: bool = True
+    """Whether finetune() is as long as `finetune.local_update_steps` says; releases until 0.3 read those of `train`."""
+    multiplies_epochs: bool = False
+    """Whether `grad.grad_accum_count` makes more epochs, and not only more batches, of `local_update_steps`."""
+
+
+RELEASE = Release()
 
 
 class Context(dict[str, Any]):
@@ -160,9 +178,10 @@ class Context(dict[str, Any]):
         if not is_learning:
             steps = -(-count // size) if not self.cfg.dataloader.drop_last else count // size
             return 1 if what == "epoch" else int(steps)
-        section = self.cfg.finetune if of == "finetune" or self.cur_mode == Mode.FINETUNE else self.cfg.train
+        is_finetuning = of == "finetune" or self.cur_mode == Mode.FINETUNE
+        section = self.cfg.finetune if is_finetuning and RELEASE.finetunes_by_own_length else self.cfg.train
         steps = int(section.local_update_steps)
-        if section.batch_or_epoch == "batch":
+        if section.batch_or_epoch == "batch" or RELEASE.multiplies_epochs:
             steps *= int(self.cfg.grad.grad_accum_count)
         numbers = calculate_batch_epoch_num(
             steps, section.batch_or_epoch, count, size, bool(self.cfg.dataloader.drop_last)

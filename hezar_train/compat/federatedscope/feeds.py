@@ -8,10 +8,14 @@ again. `EvalFeed` and `ReIterator` hand out batches of which nothing is learned.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import numpy as np
+import torch
 
 from hezar_train.data import Source, Window, batch_length
 from hezar_train.errors import DataError, HookError
@@ -19,11 +23,71 @@ from hezar_train.loop import Context as LoopContext
 from hezar_train.loop import Fit, Loop
 from hezar_train.plan import UNLIMITED, End, Plan, one_pass
 
-__all__ = ["BatchFeed", "EvalFeed", "LoaderSource", "ReIterator", "StopAsked", "refuse_no_step", "size_of_batch"]
+__all__ = [
+    "BatchFeed",
+    "EvalFeed",
+    "LoaderSource",
+    "ProcessDraws",
+    "ReIterator",
+    "StopAsked",
+    "refuse_no_step",
+    "size_of_batch",
+]
 
 
 class StopAsked(Exception):  # noqa: N818 - no error: somebody called request_stop()
     """The run was asked to stop, and a loop of the user's own has asked for another batch."""
+
+
+class ProcessDraws:
+    """What the process would draw next, put aside while the steps of a routine draw by seeds of their own.
+
+    A server that samples its clients, and a loader that shuffles with numpy, go on with the process's generators from
+    round to round, as in FederatedScope, and not with what the last step has left in them.
+    """
+
+    def __init__(self) -> None:
+        self._aside: tuple[Any, Any, torch.Tensor] | None = None
+
+    def put_aside(self) -> None:
+        """Note the process's generators, before the first step of a routine seeds them."""
+        if self._aside is None:
+            self._aside = _generators()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the generators back at the end of a routine."""
+        try:
+            yield
+        finally:
+            if self._aside is not None:
+                _set_generators(self._aside)
+            self._aside = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let code within a routine draw from the process's generators."""
+        if self._aside is None:
+            yield
+            return
+        of_step = _generators()
+        _set_generators(self._aside)
+        try:
+            yield
+        finally:
+            self._aside = _generators()
+            _set_generators(of_step)
+
+
+def _generators() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+
+
+def _set_generators(states: tuple[Any, Any, torch.Tensor]) -> None:
+    of_python, of_numpy, of_torch = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.default_generator.set_state(of_torch)
 
 
 class ReIterator:
@@ -79,9 +143,17 @@ class EvalFeed(ReIterator):
 class BatchFeed:
     """The batches of a walk that learns, for loops that call `next`."""
 
-    def __init__(self, loop: Loop, fit: Fit, ctx: LoopContext, loader: Any, before_count: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        fit: Fit,
+        ctx: LoopContext,
+        loader: Any,
+        before_count: Callable[[], None],
+        draws: ProcessDraws,
+    ) -> None:
         """Hand out the batches of a fit; `before_count` is called before a step is counted, to tell its loss."""
-        self.loader = loader
+        self.loader, self._draws = loader, draws
         self._loop, self._fit, self._ctx, self._before_count = loop, fit, ctx, before_count
         self._epoch: ExitStack | None = None
         self._walk: Iterator[Any] | None = None
@@ -147,6 +219,7 @@ class BatchFeed:
     def _fetch(self) -> None:
         """Get the next batch, of the next epoch where this one has no more."""
         fit = self._fit
+        self._draws.put_aside()
         if fit.ends:  # a loop of the user's own that is longer than the config says
             fit.end = End(fit.state.global_step + 1)
             if fit.state.call_end is not None:
@@ -200,13 +273,20 @@ class LoaderSource:
     num_batches: int | None = None
     drop_last = False
 
-    def __init__(self, loader: Iterable[Any], num_samples: int | None, batch_size: int, num_processes: int) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        num_samples: int | None,
+        batch_size: int,
+        num_processes: int,
+        draws: ProcessDraws,
+    ) -> None:
         if num_processes > 1:
             raise DataError(
                 f"the batches come from a {type(loader).__name__}, which cannot be shared out among {num_processes} "
                 "processes. Pass a dataset or a torch DataLoader, or train with one process."
             )
-        self._loader, self.batch_size = loader, batch_size
+        self._loader, self.batch_size, self._draws = loader, batch_size, draws
         self.num_samples = None if num_samples is None else int(num_samples)  # libraries count in types of their own
         self._left: tuple[Iterator[Any], Any] | None = None  # of an epoch that was left before its data was over
 
@@ -221,12 +301,14 @@ class LoaderSource:
         """Yield the batches; one is read ahead, because only that tells where the epoch ends."""
         del plan, epoch, samples_left
         if position == 0 or self._left is None:
-            batches = iter(self._loader)
-            batch = next(batches, None)
+            with self._draws.in_use():
+                batches = iter(self._loader)
+                batch = next(batches, None)
         else:
             batches, batch = self._left
         while batch is not None and steps_left > 0:
-            ahead = next(batches, None)
+            with self._draws.in_use():
+                ahead = next(batches, None)
             size, self._left = size_of_batch(batch), (batches, ahead)
             yield Window(position, size, ahead is None, [batch], sizes=[size], firsts=[position])
             position, steps_left, batch = position + size, steps_left - 1, ahead

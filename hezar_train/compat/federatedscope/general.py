@@ -27,7 +27,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,12 +42,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from hezar_train.checkpoint import load_round, round_tensors, unwrap, write_round
 from hezar_train.compat.federatedscope.builders import WARMUPS, builder_for, get_scheduler
 from hezar_train.compat.federatedscope.config import as_cfg, refuse_unkept, trainer_config, unknown_keys
-from hezar_train.compat.federatedscope.context import LEARNING, Context, lifecycle
+from hezar_train.compat.federatedscope.context import LEARNING, RELEASE, Context, lifecycle
 from hezar_train.compat.federatedscope.earlier import EarlierContext, is_earlier, metric_calculator, tell_finetuning
 from hezar_train.compat.federatedscope.feeds import (
     BatchFeed,
     EvalFeed,
     LoaderSource,
+    ProcessDraws,
     ReIterator,
     StopAsked,
     refuse_no_step,
@@ -74,7 +74,7 @@ from hezar_train.trainer.reconfigure import OF_PARTS
 from hezar_train.trainer.train_step import TrainStep
 from hezar_train.types import Mode
 
-__all__ = ["RELEASE", "GeneralTorchTrainer", "HookLists", "use_diff"]
+__all__ = ["GeneralTorchTrainer", "HookLists", "use_diff"]
 
 HookLists = dict[str, list[Callable[[Context], object]]]
 """The hooks of a mode: a list of functions of the context for each trigger."""
@@ -92,19 +92,6 @@ BUILT_IN_FOLDER: dict[str, int] = {}
 """How many trainers were built for each outdir, so that each has a folder and a seed of its own in it."""
 FOLDER_OF_SEED: dict[int, str] = {}
 """Where the first trainer of each seed keeps its files."""
-
-
-@dataclass
-class Release:
-    """In what the installed FederatedScope differs from its newest release; `stand_in()` finds it out."""
-
-    has_mode_val: bool = True
-    """Whether "val" is evaluated in the mode val; releases until 0.3 evaluate every split in the mode test."""
-    filters_untrained: bool = True
-    """Whether parameters and buffers that are not trained stay at home; releases until 0.3 exchange all."""
-
-
-RELEASE = Release()
 
 
 def use_diff(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,7 +145,9 @@ class GeneralTorchTrainer(Trainer):
         self._told_unknown()
         self._registers_training, self._stepped, self._stepped_last = not only_for_eval, False, False
         self._feeds: list[BatchFeed] = []
+        self._draws = ProcessDraws()
         self._shows_own_context, self._resumes = False, False
+        self._told_finetuning, self._told_no_loss = False, False
         self.hook_lists: dict[str, Any] = {mode: defaultdict(list) for mode in ("train", "eval", "ft")}
         self.model_nums = 1
         self._is_earlier = is_earlier(self._cfg)
@@ -201,6 +190,7 @@ class GeneralTorchTrainer(Trainer):
         ctx = self._own_context
         names = [name.removesuffix("_loader") for name in ctx if name.endswith("_loader")]
         names += [name.removesuffix("_data") for name in ctx if name.endswith("_data") and not name.startswith("num_")]
+        self._parsed = {name: ctx.get(name) for name in ctx if _is_data(name)}
         data = {}
         for name in dict.fromkeys(names):
             given = ctx.get(f"{name}_loader") if ctx.get(f"{name}_loader") is not None else ctx.get(f"{name}_data")
@@ -227,7 +217,9 @@ class GeneralTorchTrainer(Trainer):
         """Return where training batches come from; any iterable of batches may be a loader."""
         if dataset is not None and _is_of_others(self._own_context.get("train_loader")):
             ctx = self._own_context
-            return LoaderSource(dataset, ctx.get("num_train_data"), self.config.batch_size, self.runtime.num_processes)
+            return LoaderSource(
+                dataset, ctx.get("num_train_data"), self.config.batch_size, self.runtime.num_processes, self._draws
+            )
         return super().create_train_dataloader(dataset)
 
     def batch_weight(self, batch: Any) -> float:
@@ -389,6 +381,7 @@ class GeneralTorchTrainer(Trainer):
         self._register_learning(self.register_hook_in_ft)
 
     def _register_learning(self, register: Callable[..., None]) -> None:
+        self._register_precision(register)
         register(self._hook_on_data_parallel_init, "on_fit_start")
         register(self._hook_on_fit_start_init, "on_fit_start")
         register(self._hook_on_fit_start_calculate_model_size, "on_fit_start")
@@ -403,6 +396,7 @@ class GeneralTorchTrainer(Trainer):
 
     def register_default_hooks_eval(self) -> None:
         """Register the default hooks of evaluation."""
+        self._register_precision(self.register_hook_in_eval)
         self.register_hook_in_eval(self._hook_on_data_parallel_init, "on_fit_start")
         self.register_hook_in_eval(self._hook_on_fit_start_init, "on_fit_start")
         self.register_hook_in_eval(self._hook_on_epoch_start, "on_epoch_start")
@@ -410,6 +404,12 @@ class GeneralTorchTrainer(Trainer):
         self.register_hook_in_eval(self._hook_on_batch_forward, "on_batch_forward")
         self.register_hook_in_eval(self._hook_on_batch_end, "on_batch_end")
         self.register_hook_in_eval(self._hook_on_fit_end, "on_fit_end")
+
+    def _register_precision(self, register: Callable[..., None]) -> None:
+        """Register the hook that only the releases for language models have, where config or class are of those."""
+        is_own = type(self)._hook_on_fit_start_numerical_precision is not _of_language_models
+        if is_own or "is_enable_half" in self.cfg.train:
+            register(self._hook_on_fit_start_numerical_precision, "on_fit_start")
 
     def register_hook_in_train(self, new_hook: Any, trigger: str, insert_pos: int | None = None, base_hook: Any = None, insert_mode: str = "before") -> None:  # fmt: skip  # noqa: E501
         """Add a hook to training: at a position (-1: the end), before or after another one, else at the end."""
@@ -503,7 +503,19 @@ class GeneralTorchTrainer(Trainer):
         self.ctx.check_split(target_data_split_name)
         if self._is_earlier:
             tell_finetuning()
+        self._tell_length_of_finetuning()
         self._run_routine(Mode.FINETUNE, hooks_set, target_data_split_name)
+
+    def _tell_length_of_finetuning(self) -> None:
+        """Say, once, that the installed FederatedScope does not read the length that the config has for finetuning."""
+        train, finetune = ((one.local_update_steps, one.batch_or_epoch) for one in (self.cfg.train, self.cfg.finetune))
+        if RELEASE.finetunes_by_own_length or self._told_finetuning or train == finetune:
+            return
+        self._told_finetuning = True
+        logger.warning(
+            "finetune() is as long as train() is, %s of %s: so it is in the installed FederatedScope, which does not "
+            "read finetune.local_update_steps=%s and finetune.batch_or_epoch=%r", *train, *finetune
+        )  # fmt: skip
 
     @lifecycle("routine")
     def _run_routine(self, mode: str, hooks_set: Any, dataset_name: str | None = None) -> Any:
@@ -616,7 +628,7 @@ class GeneralTorchTrainer(Trainer):
                 state.epoch_finished = True  # a round begins with the first batch
         left = {one: one.grad for one in self.model.parameters() if one.grad is not None and not self._resumes}
         self._body, self._result = functools.partial(_with_gradients, left, body), None
-        with session.locked(), session.training():
+        with self._draws.kept(), session.locked(), session.training():
             session.walk(None, split)
         session.finish_pushes()
         state.call_end = state.global_step  # also if a loop of the user's own was shorter
@@ -631,7 +643,8 @@ class GeneralTorchTrainer(Trainer):
             if split == "train"
             else self.data.open(self.config, self.splits.named(split))
         )
-        with parts.hold.held():
+        with self._draws.kept(), parts.hold.held():
+            self._draws.put_aside()  # a call of finetune() begins with a seed of its own
             parts.finetuning.run(parts.loop, parts.ctx, self.hooks[Mode.FINETUNE], split, source, parts.weigher.weigh)
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)
@@ -649,8 +662,8 @@ class GeneralTorchTrainer(Trainer):
     def _walk_fit(self, fit: Fit) -> None:
         """Walk a fit of the loop below by the body of the routine under way."""
         ctx = self.ctx
-        loader = ctx.get(f"{ctx.cur_split}_loader")
-        feed = BatchFeed(self.parts.loop, fit, self._below, loader, self._note_loss_batch)
+        loader = self._parsed.get(f"{ctx.cur_split}_loader")
+        feed = BatchFeed(self.parts.loop, fit, self._below, loader, self._note_loss_batch, self._draws)
         self._feeds.append(feed)
         self._fit, self._lengths_are_told = fit, False
         has_failed = True
@@ -696,10 +709,9 @@ class GeneralTorchTrainer(Trainer):
         if self._below.step.is_loss_noted:
             return
         if "loss_batch" not in ctx:
-            raise HookError(
-                "a batch went by without a loss: no hook at on_batch_forward set ctx.loss_batch, as "
-                "_hook_on_batch_forward does."
-            )
+            self._refuse_update_without_loss()
+            self.note_loss(torch.zeros(()))
+            return
         loss = torch.as_tensor(ctx.loss_batch).detach()
         if ctx.get("skip_this_batch", False) and not torch.isfinite(loss).all():
             logger.warning(
@@ -708,6 +720,20 @@ class GeneralTorchTrainer(Trainer):
             )  # fmt: skip
             loss = torch.zeros_like(loss)
         self.note_loss(loss)
+
+    def _refuse_update_without_loss(self) -> None:
+        """Raise if a batch without a loss has changed weights; say, once, that one has not."""
+        if self._stepped_last or self._below.step.is_own:
+            raise HookError(
+                "a batch went by without a loss: no hook at on_batch_forward set ctx.loss_batch, as "
+                "_hook_on_batch_forward does."
+            )
+        if not self._told_no_loss:
+            self._told_no_loss = True
+            logger.warning(
+                "a batch of training went by without a loss (no hook set ctx.loss_batch) and without an update: it "
+                "counts as a step, and as 0 in the log of the run"
+            )
 
     def note_loss(self, loss: Any) -> None:
         """Tell the loss of the batch under way, for hooks that do a step in their own way."""
@@ -816,6 +842,11 @@ class GeneralTorchTrainer(Trainer):
 
     # --- FederatedScope's default hooks ---
 
+    def _hook_on_fit_start_numerical_precision(self, ctx: Context) -> None:
+        """With `train.is_enable_half`, turn the model to half precision, for good."""
+        if self.cfg.train.get("is_enable_half", False):
+            ctx.model = ctx.model.half()
+
     def _hook_on_data_parallel_init(self, ctx: Context) -> None:
         """Do nothing: several devices are several processes here."""
 
@@ -845,18 +876,62 @@ class GeneralTorchTrainer(Trainer):
             ctx.monitor.track_model_size(ctx.models)
 
     def _hook_on_epoch_start(self, ctx: Context) -> None:
-        """Let the loader of the split begin with its first batch."""
+        """Let the loader of the split begin with its first batch: the one in the context, whoever put it there."""
         name = f"{ctx.cur_split}_loader"
-        if ctx.cur_mode in LEARNING:
+        if self._is_of_hooks(ctx, name):
+            ctx[name] = self._loader_of_hooks(ctx, name)
+        elif ctx.cur_mode in LEARNING:
             feed = self._learning_feed()
             if self._first_batch_of(ctx) == 0:
                 feed.reset()
             ctx[name] = feed
-            return
-        if isinstance(ctx.get(name), ReIterator):
+        elif isinstance(ctx.get(name), ReIterator):
             ctx[name].reset()
-            return
-        ctx[name] = self._eval_feed(ctx.cur_split, ctx.get(name))
+        else:
+            ctx[name] = self._eval_feed(ctx.cur_split, ctx.get(name))
+
+    def _is_of_hooks(self, ctx: Context, name: str) -> bool:
+        """Tell whether a loader is another one than that of the trainer's data."""
+        found = ctx.get(name)
+        if isinstance(found, BatchFeed | EvalFeed):
+            return False
+        loader = found.loader if isinstance(found, ReIterator) else found
+        if loader is None:
+            self._refuse_data_of_hooks(ctx)
+            return False
+        return loader is not self._parsed.get(name)
+
+    def _refuse_data_of_hooks(self, ctx: Context) -> None:
+        name = f"{ctx.cur_split}_data"
+        if ctx.get(name) is not self._parsed.get(name):
+            raise DataError(
+                f"ctx.{name} was assigned after the trainer was built, whose batches are made of what parse_data() "
+                f"gave. Assign a loader instead: ctx.{ctx.cur_split}_loader = DataLoader(...)."
+            )
+
+    def _loader_of_hooks(self, ctx: Context, name: str) -> ReIterator:
+        """Return a loader that hooks have put into the context, at its first batch."""
+        if ctx.cur_mode in LEARNING:
+            self._tell_lengths()
+            self._refuse_to_share_or_join(name)
+        if isinstance(ctx[name], ReIterator):
+            ctx[name].reset()
+            return ctx[name]  # type: ignore[no-any-return]
+        return ReIterator(ctx[name])
+
+    def _refuse_to_share_or_join(self, name: str) -> None:
+        """Raise if batches of a hook's own loader would be shared out, or weighed in updates of several batches."""
+        processes, batches = self.runtime.num_processes, int(self.cfg.grad.grad_accum_count)
+        if processes > 1:
+            raise DataError(
+                f"a hook has put another loader into ctx.{name}, whose batches are not shared out among {processes} "
+                "processes. Give its data to the trainer in parse_data(), or train with one process."
+            )
+        if batches > 1 and self.config.global_batch_size != self.config.batch_size:
+            raise DataError(
+                f"a hook has put another loader into ctx.{name}, whose batches cannot be weighed in updates of "
+                f"{batches} batches. Set grad.grad_accum_count=1, or write _hook_on_batch_backward yourself."
+            )
 
     def _first_batch_of(self, ctx: Context) -> int:  # noqa: ARG002 - read by loops of one's own as well
         return int(self.__dict__.get("_first_batch", 0))
@@ -882,8 +957,18 @@ class GeneralTorchTrainer(Trainer):
         """Take the next batch of the loader."""
         loader = ctx[f"{ctx.cur_split}_loader"]
         if ctx.cur_mode in LEARNING and self._feeds and loader is not self._feeds[-1]:
+            self._refuse_lost_place(ctx)
             self._feeds[-1].open(is_kept=False)  # a step with a batch of a hook's own loader
         ctx.data_batch = CtxVar(next(loader), Lifecycle.BATCH)
+
+    def _refuse_lost_place(self, ctx: Context) -> None:
+        """Raise if a round goes on in the middle of an epoch whose loader is a hook's own."""
+        if self._resumes and self._feeds[-1].num_steps == 0 and self._first_batch_of(ctx) > 0:
+            raise DataError(
+                f"a round was broken off in the middle of an epoch, and ctx.{ctx.cur_split}_loader is a hook's own: no "
+                "checkpoint knows its place. Train the round anew from the weights before it, or save at the end of "
+                "rounds only."
+            )
 
     def _hook_on_batch_forward(self, ctx: Context) -> None:
         """Run `ctx.model` on the batch and compute its loss with `ctx.criterion`."""
@@ -1075,6 +1160,9 @@ class GeneralTorchTrainer(Trainer):
             each = hooks if isinstance(hooks, list) else [hooks]
             text += [f"hooks of {name}:", *(_shown(one) for one in each)]
         return "\n".join(text)
+
+
+_of_language_models = GeneralTorchTrainer._hook_on_fit_start_numerical_precision
 
 
 class _RoutineLoop(Loop):

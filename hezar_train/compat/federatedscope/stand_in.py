@@ -16,8 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hezar_train.compat.federatedscope.general import RELEASE
+from hezar_train.compat.federatedscope.context import RELEASE
 from hezar_train.errors import ConfigError
+from hezar_train.runtime import logger
 
 __all__ = ["stand_in"]
 
@@ -66,6 +67,10 @@ SAME_HERE = {"Trainer": "GeneralTorchTrainer"}
 """FederatedScope's `Trainer(model, data, device, config)` is what GeneralTorchTrainer is made from there; here one."""
 FILTERS_NOTHING = r"share_non_trainable_para else[\s\\]+lambda"
 """How releases until 0.3 choose what is exchanged: by a function of a function, which is true of everything."""
+LENGTH_OF_TRAINING = r"mode in \['train', 'finetune'\]:[^:]*cfg\.train\.local_update_steps"
+"""How releases since 0.2 work out the length of both: by that of training."""
+MULTIPLIED_LENGTH = r"local_update_steps \*\s*self\.cfg\.grad\.grad_accum_count"
+"""How they do so with accumulated gradients: whether it is counted in batches or in epochs."""
 
 
 def stand_in(name: str = "federatedscope") -> list[str]:
@@ -78,7 +83,9 @@ def stand_in(name: str = "federatedscope") -> list[str]:
     for module, names in made.items():
         _put(f"{name}.{module}", names, _folder_of(f"{name}.{module}") if is_installed else None)
     if is_installed:
-        _follow_release(Path(_folder_of(f"{name}.core.trainers")) / "trainer.py")
+        trainers = Path(_folder_of(f"{name}.core.trainers"))
+        _follow_release(trainers)
+        _tell_unknown_hooks(trainers / "torch_trainer.py")
         _listen(importlib.import_module(f"{name}.{REGISTER}"))
     return [f"{name}.{module}" for module in made]
 
@@ -103,12 +110,28 @@ def _has_file(module: ModuleType) -> bool:
     return getattr(module, "__file__", None) is not None
 
 
-def _follow_release(trainer: Path) -> None:
-    """Do as the installed release does where later ones changed it, which its trainer's own text tells."""
-    text = trainer.read_text(encoding="utf-8") if trainer.is_file() else ""
-    if text:
+def _follow_release(trainers: Path) -> None:
+    """Do as the installed release does where its documents or later ones say otherwise: its own text tells."""
+    if text := _text_of(trainers / "trainer.py"):
         RELEASE.has_mode_val = "MODE.VAL" in text
         RELEASE.filters_untrained = re.search(FILTERS_NOTHING, text) is None
+    if text := _text_of(trainers / "context.py"):
+        RELEASE.finetunes_by_own_length = re.search(LENGTH_OF_TRAINING, text) is None
+        RELEASE.multiplies_epochs = re.search(MULTIPLIED_LENGTH, text) is not None
+
+
+def _tell_unknown_hooks(torch_trainer: Path) -> None:
+    """Say which default hooks the installed trainer has and this one has not: nobody will call them."""
+    ours = set(dir(_ours("GeneralTorchTrainer")))
+    if unknown := sorted(set(re.findall(r"def (_hook_on_\w+)", _text_of(torch_trainer))) - ours):
+        logger.warning(
+            "default hooks of %s that this trainer has not, and does not call: %s. Define them in a class of your own, "
+            "and register them there.", torch_trainer, ", ".join(unknown)
+        )  # fmt: skip
+
+
+def _text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def _listen(theirs: Any) -> None:
