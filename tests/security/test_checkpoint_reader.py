@@ -23,7 +23,7 @@ from hezar_train.checkpoint import Checkpoint, CheckpointStore, pack, read_tenso
 from hezar_train.checkpoint.format import stored_tensors, tensor_file, tensor_names
 from hezar_train.checkpoint.trained_part import AdapterFile, BaseRecord, files_for_others
 from hezar_train.errors import CheckpointError
-from hezar_train.hub.layout import SavedRun, stage
+from hezar_train.hub.pushed_files import SavedRun, stage
 from tests.security.hostile import add_tensor, data, edit_state, make_trainer, newest, sealed
 
 BYTES = torch.arange(64, dtype=torch.uint8)

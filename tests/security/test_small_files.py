@@ -32,7 +32,7 @@ from hezar_train.config.files import load_json, parse_yaml, to_plain
 from hezar_train.data import Lengths
 from hezar_train.errors import CheckpointError, ConfigError, DataError
 from hezar_train.events import CSVWriter, EventStorage, Ledger, keep_until, read_rows
-from hezar_train.hub.layout import SavedRun, stage
+from hezar_train.hub.pushed_files import SavedRun, stage
 from hezar_train.recipes import run_config
 from hezar_train.report import write_report
 from hezar_train.report.read import read_run, saved_checkpoints, starts_of, time_split
@@ -537,7 +537,7 @@ def test_a_line_without_an_end_costs_no_memory(tmp_path: Path) -> None:
 
 
 def test_records_with_holes_are_not_copied_for_a_push(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hezar_train.hub.layout.free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("hezar_train.hub.pushed_files.free_bytes", lambda _: 1 << 20)
     make_holes(run / "ledger.jsonl", 1 << 21)
     with pytest.raises(CheckpointError, match="the records of the run have"):
         stage(SavedRun(run), 12, "end")
