@@ -1,9 +1,9 @@
 """A base model that one recipe trains and another one fine-tunes: trained once, kept in the user's cache.
 
-Its training is a run like any other, killable and exact. It lies in the folder `pretrained` beside `trusted.json`, under
-the name of its `output_dir` and a hash of recipe, config and options: what has changed is trained anew. When the run is
-finished, its model is written beside it, whole or not at all. A folder that is deleted is made again; on the same
-machine with the same weights, and a run that stands on them compares.
+Its training is a run like any other, killable and exact. It lies in the folder `pretrained` beside `trusted.json`,
+under the name of its `output_dir` and a hash of recipe, config and options: what has changed is trained anew. When the
+run is finished, its model is written beside it, whole or not at all. A folder that is deleted is made again; on the
+same machine with the same weights, and a run that stands on them compares.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ NUM_HASH_DIGITS = 16
 
 
 def pretrained_by(recipe: str | Path, overrides: Iterable[str] = ()) -> Path:
-    """Return the folder of the model that a recipe makes, as its library loads it; train it, if that was not done yet.
+    """Return the folder of the model that a recipe makes, as its library loads it; train it, if that is not done yet.
 
-    `recipe` is a name, a folder or a config file, as for `hezar-train train`. All processes of a run call this together.
-    What is drawn at random afterwards does not depend on whether the model was trained or found.
+    `recipe` is a name, a folder or a config file, as for `hezar-train train`. All processes of a run call this
+    together. What is drawn at random afterwards does not depend on whether the model was trained or found.
     """
     loaded = load_recipe(recipe, overrides)
     folder = cache_folder() / KEPT / f"{Path(loaded.config.output_dir).name}-{_hash_of(loaded)}"
@@ -50,8 +50,10 @@ def _train(loaded: LoadedRecipe, folder: Path) -> None:
     import torch
 
     from hezar_train.data import preserved_randomness
-    from hezar_train.runtime import logger, use_threads
+    from hezar_train.runtime import use_threads
+    from hezar_train.runtime.console import logger, make_visible
 
+    make_visible(logger)
     logger.info("first, the base model is trained: %s, once, in %s", loaded.folder / loaded.config_name, folder)
     num_threads = torch.get_num_threads()
     config = replace(loaded.config, output_dir=str(folder / RUN), resume_from_checkpoint=True)

@@ -1,4 +1,4 @@
-"""A base model that another recipe makes: trained once, found again, gone on with after a kill, and anew when changed."""
+"""A base model that another recipe makes: trained once, found again, resumed after a kill, and anew when changed."""
 
 from __future__ import annotations
 
