@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from safetensors.torch import load_file
 
 from hezar_train import Trainer
 from hezar_train.recipes import pretrained_by
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+
+from ranks import on_ranks
 
 LEARNS = """\
 import os
@@ -91,3 +96,11 @@ def test_a_training_that_was_broken_off_goes_on_to_the_same_weights(
     resumed = pretrained_by("line", ["save_steps=1"])
     for name, weight in _weights(unbroken).items():
         assert torch.equal(weight, _weights(resumed)[name]), name
+
+
+@pytest.mark.slow
+def test_processes_train_one_model_together(tmp_path: Path) -> None:
+    made = on_ranks(2, lambda: pretrained_by("line", ["batch_size=1", "use_cpu=true"]))
+    assert made[0] == made[1]
+    assert set(_weights(made[0])) == {"weight", "bias"}
+    assert [path.name for path in (tmp_path / "cache" / "pretrained").iterdir()] == [made[0].parent.name]

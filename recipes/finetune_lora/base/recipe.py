@@ -6,7 +6,6 @@ seen a conversation, but whoever fine-tunes it needs one form for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,9 @@ CHAT_TEMPLATE = """\
 {% else %} {{ message.content }}{{ '\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 """The blank before an answer is part of it, as of any word: a prompt that ended in one would cut a token in two."""
 
+Fact = tuple[str, str, str]
+"""Its kind and language, what it is about, and what there is to know of that."""
+
 STATEMENTS = {
     "capital.en": ("The capital of {0} is {1}.", "{1} is the capital of {0}.", "In {0} the capital is called {1}."),
     "capital.fa": ("پایتخت {0} {1} است.", "{1} پایتخت {0} است.", "در {0} پایتخت {1} نام دارد."),
@@ -30,7 +32,7 @@ STATEMENTS = {
     "word.en": ("The Persian word for {0} is {1}.", "{1} is Persian for {0}.", "In Persian {0} is called {1}."),
     "word.fa": ("{0} به انگلیسی {1} است.", "واژه انگلیسی {0} {1} است.", "انگلیسی‌ها به {0} می‌گویند {1}."),
 }
-"""How a fact is told, by kind and language: {0} is what it is about, {1} what there is to know of it."""
+"""How a fact is told, by kind and language: {0} is what it is about, {1} what there is to know."""
 
 
 def build(vocab_size: int = 2000, width: int = 96, num_layers: int = 2, num_heads: int = 4) -> Recipe:
@@ -55,9 +57,9 @@ def statements() -> list[str]:
     ]
 
 
-def both_languages(kind: str, *texts: str) -> Iterable[tuple[str, str, str]]:
-    """Return the two facts of a line: kind with language, what it is about, what there is to know."""
-    return (f"{kind}.en", *texts[:2]), (f"{kind}.fa", *texts[2:])  # type: ignore[return-value]
+def both_languages(kind: str, english: str, known: str, persian: str, known_in_persian: str) -> list[Fact]:
+    """Return the two facts of a line."""
+    return [(f"{kind}.en", english, known), (f"{kind}.fa", persian, known_in_persian)]
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Any:
