@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recipe import BASE, is_held_out, loaded
+from recipe import BASE, is_held_out, load_base
 
 from hezar_train.recipes import build_trainer, import_recipe, load_recipe
 
@@ -26,7 +26,7 @@ def asked() -> dict[str, float]:
 
 def known() -> float:
     """Return the share of held-out facts that the base completes, given the statement up to what is asked for."""
-    network, tokenizer = loaded(None, "config.yaml")
+    network, tokenizer = load_base(None, "config.yaml")
     lines = (BASE / "facts.tsv").read_text(encoding="utf-8").splitlines()
     told = import_recipe(BASE / "recipe.py")
     facts = [fact for line in lines if is_held_out(line) for fact in told.both_languages(*line.split("\t"))]

@@ -56,7 +56,7 @@ def build(
     """Read the conversations, load the base model or train it first, and put adapters on it."""
     train, held_out = hub_rows(dataset, messages_column) if dataset else sample_rows()
     template = None if chat_template is None else template_of(Path(chat_template))
-    network, tokenizer = loaded(model, base_config)
+    network, tokenizer = load_base(model, base_config)
     tokenizer.chat_template = template or tokenizer.chat_template
     limits: dict[str, Any] = {
         "column": messages_column if dataset else "messages", "max_length": max_length, "too_long": too_long
@@ -113,7 +113,7 @@ def hub_rows(name: str, messages_column: str) -> tuple[Rows, Rows]:
     return found["train"], found["held_out"]
 
 
-def loaded(model: str | None, base_config: str) -> tuple[nn.Module, Any]:
+def load_base(model: str | None, base_config: str) -> tuple[nn.Module, Any]:
     """Load a causal language model and its tokenizer: of a name or folder, or the one that `base` trains."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
