@@ -34,6 +34,7 @@ from hezar_train.recipes.loading import (
     with_held_out,
 )
 from hezar_train.recipes.open_run import Inputs, OpenRun, gather_inputs, open_run, path_of, text_of
+from hezar_train.recipes.pretraining import pretrained_by
 from hezar_train.recipes.recipe import (
     CONFIG_NAME,
     RECIPE_NAME,
@@ -71,6 +72,7 @@ __all__ = [
     "open_run",
     "option_names",
     "path_of",
+    "pretrained_by",
     "read_sections",
     "recipe_folders",
     "recipe_names",

@@ -26,6 +26,7 @@ from hezar_train.recipes.recipe import CONFIG_NAME, LoadedRecipe, default_option
 
 __all__ = [
     "Trusted",
+    "cache_folder",
     "is_shipped",
     "refuse_foreign_places",
     "refuse_foreign_push",
@@ -51,11 +52,16 @@ class Trusted:
     places: frozenset[str] = frozenset()
 
 
+def cache_folder() -> Path:
+    """Return the folder in which this user's files that belong to no run are kept."""
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hezar_train"
+
+
 def trust_file() -> Path:
     """Return the file in which trusted recipes are remembered."""
-    if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own) / "trusted.json"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hezar_train" / "trusted.json"
+    return cache_folder() / "trusted.json"
 
 
 def remember(loaded: LoadedRecipe) -> None:

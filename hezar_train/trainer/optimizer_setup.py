@@ -126,8 +126,9 @@ def scheduler_for(
     if name == "inverse_sqrt" and warmup:
         kwargs.setdefault("timescale", warmup / (plan.schedule_updates or warmup))
     return build_scheduler(
-        name, optimizer, total_ticks=plan.total_ticks, kwargs=kwargs, total_epochs=plan.num_epochs, is_warmed=warmup > 0
-    )
+        name, optimizer, total_ticks=plan.total_ticks, kwargs=kwargs, total_epochs=plan.num_epochs,
+        is_warmed=bool(config.warmup_steps),  # also without a run, of which a share is no update
+    )  # fmt: skip
 
 
 def schedule_for(

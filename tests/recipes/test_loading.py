@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 Upload = Callable[..., None]
 RECIPES = Path(__file__).parents[2] / "recipes"
 MISSING = {  # of each recipe, the overrides that load something
+    "finetune_lora": ["recipe.dataset=", "recipe.model="],
     "finetune_transformers": ["recipe.dataset=", "recipe.model="],
     "hezar_model": ["recipe.dataset=", "recipe.model="],
     "language_modeling": ["recipe.dataset=", "recipe.model="],

@@ -87,6 +87,14 @@ def test_a_run_that_ends_in_its_warm_up_is_told(toy: Build, caplog: pytest.LogCa
     assert "the run ends inside its warm-up" in caplog.text
 
 
+def test_a_trainer_without_a_run_is_not_told_that_the_warm_up_it_has_is_missing(
+    tmp_path: Path, classifier: Any, rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = TrainerConfig(tmp_path, criterion="CrossEntropyLoss", lr_scheduler="warmup_cosine", warmup_steps=0.1)
+    assert Trainer(config, classifier(), eval_dataset=rows()).plan.warmup_updates == 0  # of a run of no steps
+    assert "has no warm-up" not in caplog.text
+
+
 @pytest.mark.parametrize("cut", [1, 3, 4, 8])
 @pytest.mark.parametrize(
     "fields",
