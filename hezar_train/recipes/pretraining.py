@@ -51,7 +51,7 @@ def _train(loaded: LoadedRecipe, folder: Path) -> None:
 
     from hezar_train.data import preserved_randomness
     from hezar_train.runtime import use_threads
-    from hezar_train.runtime.console import logger, make_visible
+    from hezar_train.runtime.logging import logger, make_visible
 
     make_visible(logger)
     logger.info("first, the base model is trained: %s, once, in %s", loaded.folder / loaded.config_name, folder)
