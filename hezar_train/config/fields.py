@@ -34,6 +34,7 @@ from hezar_train.config.names import (
     CURVES,
     DEVICES,
     LOSSES,
+    NEEDY_LOSSES,
     OPTIMIZERS,
     SCHEDULERS,
     SHORT_SCHEDULERS,
@@ -150,11 +151,22 @@ class RunFields:
         if type(self.resume_from_checkpoint) is int:
             yield (
                 "resume_from_checkpoint: expected True (the newest checkpoint) or the folder of one, got int "
-                f"{self.resume_from_checkpoint}; name the folder of that step, below checkpoints/ in the run's folder"
+                f"{self.resume_from_checkpoint}; {self._instead_of_step(self.resume_from_checkpoint)}"
             )
         elif not isinstance(self.resume_from_checkpoint, bool):
             yield from path("resume_from_checkpoint", self.resume_from_checkpoint, optional=True)
         yield from flag("accept_changes", self.accept_changes)
+
+    def _instead_of_step(self, step: int) -> str:
+        """Say what to resume from instead of the number of a step."""
+        from hezar_train.run_layout import RunLayout, step_name  # inside, as it reads configs
+
+        if step < 1:
+            return "write True for the newest, or leave it out to start afresh"
+        if list(path("output_dir", self.output_dir)):
+            return f"for step {step} write OUTPUT_DIR/checkpoints/{step_name(step)}"
+        folder = RunLayout(self.output_dir, getattr(self, "checkpoints_dir", "checkpoints")).checkpoints
+        return f"for step {step} write {folder / step_name(step)}"
 
     def _problems_of_output_dir(self) -> Iterator[str]:
         if self.output_dir is None:
@@ -215,8 +227,17 @@ class HardwareFields:
         if self.device is None:
             return
         if not isinstance(self.device, str):
-            number = f"; write cuda:{self.device}" if type(self.device) is int else ""
-            yield f"{wrong_type('device', self.device, A_DEVICE)}{number}"
+            written = ""
+            if type(self.device) is int:
+                meant = "cpu" if self.device < 0 else f"cuda:{self.device} for the GPU of that number"
+                written = f"; write {meant}, or leave device out to take what is there"
+            yield f"{wrong_type('device', self.device, A_DEVICE)}{written}"
+            return
+        if self.device == "None":
+            yield (
+                "device='None' is a text. To take what is there, leave it out, or write null in YAML and on the "
+                f"command line (None without quotes in Python). Else choose from: {choices(DEVICES)}."
+            )
             return
         kind, colon, number = self.device.partition(":")
         if kind not in DEVICES:
@@ -381,7 +402,8 @@ class OptimizerFields:
         yield from number("weight_decay_norm", self.weight_decay_norm, optional=True)
         yield from number("weight_decay_bias", self.weight_decay_bias, optional=True)
         yield from number("max_grad_norm", self.max_grad_norm, above=0, optional=True, without="no clipping")
-        yield from known_name("criterion", self.criterion, LOSSES, choices(LOSSES))
+        if not (isinstance(self.criterion, str) and self.criterion in NEEDY_LOSSES):
+            yield from known_name("criterion", self.criterion, LOSSES, choices(LOSSES))
         yield from one_of("loss_weight", self.loss_weight, ("samples", "labels"))
 
     def _problems_of_momentum(self) -> Iterator[str]:
