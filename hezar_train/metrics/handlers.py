@@ -377,8 +377,9 @@ class RegressionHandler(MetricsHandler):
             raise DataError(
                 f"task='regression' measures {choices(metric.name for metric in self.metrics)}, of predictions of "
                 f"shape {tuple(logits.shape)} for targets of shape {tuple(labels.shape)}; expected one shape: "
-                "(samples) or (samples, outputs) for both. Give the model one output for each target; or, for classes, leave "
-                f"task out, or set task='{TaskType.TEXT_CLASSIFICATION}' (or image_, audio_)."
+                "(samples) or (samples, outputs) for both. Give the model one output for each target, and set "
+                "criterion='MSELoss'; or, for classes, "
+                f"leave task out, or set task='{TaskType.TEXT_CLASSIFICATION}' (or image_, audio_)."
             )
         super().update(outputs, labels, weights, num_units)
 

@@ -130,7 +130,7 @@ class ModelRunner:
         else:
             raise DataError(
                 f"no loss: the model has no compute_loss(), returned no 'loss' (it returned: {choices(outputs)}), and "
-                "criterion is not set. Set criterion='CrossEntropyLoss' (or another of torch.nn), or return a loss."
+                "criterion is not set. Set criterion='CrossEntropyLoss' or another loss of torch.nn, or return a loss."
             )
         if not isinstance(found, torch.Tensor) or _is_nothing(found):
             raise no_loss_tensor(self._source_of_loss(), found)
