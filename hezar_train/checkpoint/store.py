@@ -475,7 +475,8 @@ class CheckpointStore:
     def _advice(self) -> str:
         if not (steps := self.steps()):
             return f"There are no checkpoints in {self.root}."
-        return f"{self.root} has the steps {', '.join(map(str, steps))}; resume_from_checkpoint=True takes the newest."
+        names = ", ".join(self.path(step).name for step in steps)
+        return f"{self.root} has {names}; resume_from_checkpoint=True takes the newest."
 
 
 def to_delete(steps: Iterable[int], keep: int | None, protect: Collection[int] = ()) -> list[int]:

@@ -34,6 +34,7 @@ __all__ = [
 
 A_PATH = "a path (str)"
 A_NONE = "for none, leave it out, or write null in YAML and on the command line (None without quotes in Python)"
+AS_NONE = f"{A_NONE[0].upper()}{A_NONE[1:]}."
 
 
 def wrong_type(name: str, value: Any, expected: str) -> str:
@@ -159,6 +160,8 @@ def one_of(name: str, value: Any, known: Collection[str], optional: bool = True)
         return
     if not isinstance(value, str):
         yield wrong_type(name, value, f"one of {choices(known)}")
+    elif value == "None" and optional:
+        yield f"{name}='None' is a text. {AS_NONE} Else choose from: {choices(known)}."
     elif value not in known:
         hint = instead_of(value) or suggestion(value, known)
         yield f"{name}={str(value)!r} is not known. Choose from: {choices(known)}.{hint}"
@@ -175,17 +178,16 @@ def known_name(
     elif not value.strip():
         yield f"{name} must not be empty"
     elif not is_dotted_path(value) and fold(value) not in known:
+        listed = f"{shown}, or a dotted path such as 'package.module.Class'."
+        if value == "None":
+            yield f"{name}='None' is a text. {AS_NONE} Else choose from: {listed}"
+            return
         hint = instead_of(value) or suggestion(value, shown.split(", ")) or suggestion(value, known)
-        yield (
-            f"{name}={str(value)!r} is not known. Choose from: {shown}, or a dotted path such as "
-            f"'package.module.Class'.{hint}"
-        )
+        yield f"{name}={str(value)!r} is not known. Choose from: {listed}{hint}"
 
 
 def instead_of(value: str) -> str:
     """Say how a name is written that was given as Python code."""
-    if value == "None":
-        return f" {A_NONE[0].upper()}{A_NONE[1:]}."
     name, bracket, _ = value.partition("(")
     return f" Write its name without brackets: {name!r}." if bracket and value.endswith(")") else ""
 

@@ -34,17 +34,19 @@ from hezar_train.config.names import (
     CURVES,
     DEVICES,
     LOSSES,
+    NEEDY_LOSSES,
     OPTIMIZERS,
     SCHEDULERS,
     SHORT_SCHEDULERS,
     SINGLE_DEVICES,
     TRACKERS,
+    is_dotted_path,
     optimizer_name,
     scheduler_name,
     tells_unknown_fields,
 )
 from hezar_train.config.other_schedules import answer_to_dict, answer_to_name
-from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.errors import ConfigError, choices, nearest, suggestion
 from hezar_train.types import LRSchedulerType, OptimizerType, PrecisionType, TaskType
 
 __all__ = [
@@ -78,6 +80,7 @@ EVAL_OTHERWISE = "leave it out to evaluate at epoch ends only, or set do_evaluat
 SAVE_OTHERWISE = "leave it out to save at epoch ends only, or set save_enabled=False to save never"
 A_DEVICE = "the name of a device (str), such as 'cuda' or 'cpu'"
 KNOWN_OPTIMIZERS = tuple(name.lower() for name in OPTIMIZERS)
+SHOWN_OPTIMIZERS = choices(name for name in OPTIMIZERS if name != "LBFGS")  # which is always refused
 
 FIELD_OF_KEYWORD = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 """Keywords of an optimizer that the config has a field for, where alone they are given."""
@@ -150,11 +153,22 @@ class RunFields:
         if type(self.resume_from_checkpoint) is int:
             yield (
                 "resume_from_checkpoint: expected True (the newest checkpoint) or the folder of one, got int "
-                f"{self.resume_from_checkpoint}; name the folder of that step, below checkpoints/ in the run's folder"
+                f"{self.resume_from_checkpoint}; {self._instead_of_step(self.resume_from_checkpoint)}"
             )
         elif not isinstance(self.resume_from_checkpoint, bool):
             yield from path("resume_from_checkpoint", self.resume_from_checkpoint, optional=True)
         yield from flag("accept_changes", self.accept_changes)
+
+    def _instead_of_step(self, step: int) -> str:
+        """Say what to resume from instead of the number of a step."""
+        from hezar_train.run_layout import RunLayout, step_name  # inside, as it reads configs
+
+        if step < 1:
+            return "write True for the newest, or leave it out to start afresh"
+        below = getattr(self, "checkpoints_dir", "checkpoints")
+        if list(path("output_dir", self.output_dir)) or list(path("checkpoints_dir", below)):
+            return f"for step {step} write OUTPUT_DIR/checkpoints/{step_name(step)}"
+        return f"for step {step} write {RunLayout(self.output_dir, below).checkpoints / step_name(step)}"
 
     def _problems_of_output_dir(self) -> Iterator[str]:
         if self.output_dir is None:
@@ -215,8 +229,17 @@ class HardwareFields:
         if self.device is None:
             return
         if not isinstance(self.device, str):
-            number = f"; write cuda:{self.device}" if type(self.device) is int else ""
-            yield f"{wrong_type('device', self.device, A_DEVICE)}{number}"
+            written = ""
+            if type(self.device) is int:
+                meant = "cpu" if self.device < 0 else f"cuda:{self.device} for the GPU of that number"
+                written = f"; write {meant}, or leave device out to take what is there"
+            yield f"{wrong_type('device', self.device, A_DEVICE)}{written}"
+            return
+        if self.device == "None":
+            yield (
+                "device='None' is a text. To take what is there, leave it out, or write null in YAML and on the "
+                f"command line (None without quotes in Python). Else choose from: {choices(DEVICES)}."
+            )
             return
         kind, colon, number = self.device.partition(":")
         if kind not in DEVICES:
@@ -372,7 +395,7 @@ class OptimizerFields:
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
-        yield from known_name("optimizer", self.optimizer, KNOWN_OPTIMIZERS, choices(OPTIMIZERS), optimizer_name)
+        yield from known_name("optimizer", self.optimizer, KNOWN_OPTIMIZERS, SHOWN_OPTIMIZERS, optimizer_name)
         yield from keywords("optimizer_kwargs", self.optimizer_kwargs)
         yield from self._problems_of_doubled_keywords()
         yield from number("learning_rate", self.learning_rate)
@@ -381,8 +404,19 @@ class OptimizerFields:
         yield from number("weight_decay_norm", self.weight_decay_norm, optional=True)
         yield from number("weight_decay_bias", self.weight_decay_bias, optional=True)
         yield from number("max_grad_norm", self.max_grad_norm, above=0, optional=True, without="no clipping")
-        yield from known_name("criterion", self.criterion, LOSSES, choices(LOSSES))
+        yield from self._problems_of_criterion()
         yield from one_of("loss_weight", self.loss_weight, ("samples", "labels"))
+
+    def _problems_of_criterion(self) -> Iterator[str]:
+        given = self.criterion
+        near = nearest(given, (*LOSSES, *NEEDY_LOSSES)) if isinstance(given, str) else None
+        if near not in NEEDY_LOSSES or is_dotted_path(str(given)):
+            yield from known_name("criterion", given, LOSSES, choices(LOSSES))
+        elif given != near:
+            yield (
+                f"criterion={str(given)!r} is not known. {near} of torch.nn needs more than logits and labels, which a "
+                "criterion does not get: compute it in the model's compute_loss(), or choose another."
+            )
 
     def _problems_of_momentum(self) -> Iterator[str]:
         wrong = list(number("momentum", self.momentum, optional=True))
@@ -836,7 +870,7 @@ class FinetuneFields:
         yield from whole("finetune_steps", self.finetune_steps, least=1)
         yield from one_of("finetune_batch_or_epoch", self.finetune_batch_or_epoch, BATCH_OR_EPOCH, optional=False)
         yield from known_name(
-            "finetune_optimizer", self.finetune_optimizer, KNOWN_OPTIMIZERS, choices(OPTIMIZERS), optimizer_name
+            "finetune_optimizer", self.finetune_optimizer, KNOWN_OPTIMIZERS, SHOWN_OPTIMIZERS, optimizer_name
         )
         yield from keywords("finetune_optimizer_kwargs", self.finetune_optimizer_kwargs)
         yield from number("finetune_learning_rate", self.finetune_learning_rate, optional=True)

@@ -24,13 +24,15 @@ from typing import Any
 import yaml
 
 from hezar_train.config.names import is_importable
-from hezar_train.errors import ConfigError, a_kind, why_unreadable
+from hezar_train.errors import ConfigError, a_kind, nearest, why_unreadable
 from hezar_train.run_folder import RunFolderError, read_file
 
 __all__ = [
+    "CONFIG_SUFFIXES",
     "fsync_folder",
     "is_disk_full",
     "load_json",
+    "no_such_file",
     "parse_yaml",
     "read_json",
     "read_mapping",
@@ -42,8 +44,8 @@ __all__ = [
     "write_mapping",
 ]
 
-YAML_SUFFIXES = (".yaml", ".yml")
 JSON_SUFFIXES = (".json",)
+CONFIG_SUFFIXES = (".yaml", ".yml", *JSON_SUFFIXES)
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the last is what a file-size limit says
 NO_FOLDER_FSYNC_ERRNOS = frozenset({errno.EINVAL, errno.ENOTSUP})
 PREFIX_OF_TAGS = "tag:yaml.org,2002:"
@@ -196,7 +198,7 @@ def load_json(content: bytes | str) -> Any:
 
 def _suffix(path: Path) -> str:
     suffix = path.suffix.lower()
-    if suffix not in (*YAML_SUFFIXES, *JSON_SUFFIXES):
+    if suffix not in CONFIG_SUFFIXES:
         raise ConfigError(f"{path}: expected a name that ends in .yaml, .yml or .json")
     return suffix
 
@@ -206,6 +208,13 @@ def _json_remedy(content: str, error: json.JSONDecodeError) -> str:
     if content[: error.pos].rstrip().endswith(","):
         return "Take out the comma before it, or the comment: JSON has neither a last comma nor comments."
     return "Write names and texts in double quotes, or save the file as .yaml."
+
+
+def no_such_file(path: Path, otherwise: str) -> ConfigError:
+    """Return the refusal of a config file that is not there; `otherwise` is said where none beside it is near."""
+    near = nearest(path.name, [one.name for one in path.parent.glob("*") if one.suffix.lower() in CONFIG_SUFFIXES])
+    remedy = otherwise if near is None else f"Did you mean {str(path.with_name(near))!r}?"
+    return ConfigError(f"{path}: there is no such file. {remedy}")
 
 
 def _parse_json(content: str, source: Path) -> Any:
@@ -239,6 +248,10 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
     try:
         return yaml.load(content, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
+        if of_lines and (start := error.context_mark) is not None and (opened := _left_open(error)):
+            raise ConfigError(
+                f"{source}, line {start.line + 1}: {opened} is opened there and not closed. Close it."
+            ) from error
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
         is_unreadable = of_lines and isinstance(error, UNREADABLE)
@@ -246,8 +259,6 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
         problem = str(error.problem or error.context).replace("'<stream end>'", "the end")
         if problem == "found unhashable key":
             remedy = ". A value that begins with '{{' is no text: quote it, or write the value itself"
-        elif problem == "found unexpected end of stream":
-            remedy = ". A quote is opened before and not closed: close it"
         raise ConfigError(f"{source}{line}: {problem}{remedy}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from error
@@ -256,6 +267,15 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
     # The library's own constructors raise these for a tag that does not fit its text, such as !!int x.
     except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError) as error:
         raise ConfigError(f"{source}: a value does not fit its tag: {error}") from error
+
+
+def _left_open(error: yaml.MarkedYAMLError) -> str:
+    """Say what is opened at an error's context and not closed before the end; nothing for other errors."""
+    problem = str(error.problem)
+    if problem == "found unexpected end of stream":
+        return "a quote"
+    found = re.fullmatch(r"expected ',' or '([\]}])', but got '<stream end>'", problem)
+    return "" if found is None else f"a {'[' if found[1] == ']' else '{'!r}"
 
 
 def refuse_endless_yaml(content: str) -> None:

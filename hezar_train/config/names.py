@@ -24,6 +24,7 @@ __all__ = [
     "DEVICES",
     "FOREIGN_FIELDS",
     "LOSSES",
+    "NEEDY_LOSSES",
     "OPTIMIZERS",
     "OPTIMIZER_ALIASES",
     "OWN_TRACKERS",
@@ -131,20 +132,14 @@ _SCHEDULER_SPELLINGS = {
 }
 
 LOSSES = (
-    "AdaptiveLogSoftmaxWithLoss",
     "BCELoss",
     "BCEWithLogitsLoss",
-    "CTCLoss",
-    "CosineEmbeddingLoss",
     "CrossEntropyLoss",
-    "GaussianNLLLoss",
     "HingeEmbeddingLoss",
     "HuberLoss",
     "KLDivLoss",
     "L1Loss",
-    "LinearCrossEntropyLoss",
     "MSELoss",
-    "MarginRankingLoss",
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
@@ -152,10 +147,20 @@ LOSSES = (
     "PoissonNLLLoss",
     "SmoothL1Loss",
     "SoftMarginLoss",
+)
+"""Every loss of torch.nn that can be made without arguments, of logits and labels."""
+
+NEEDY_LOSSES = (
+    "AdaptiveLogSoftmaxWithLoss",
+    "CTCLoss",
+    "CosineEmbeddingLoss",
+    "GaussianNLLLoss",
+    "LinearCrossEntropyLoss",
+    "MarginRankingLoss",
     "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
 )
-"""Every loss of torch.nn."""
+"""Every other loss of torch.nn: known, never offered, and refused where it is made, which says what it lacks."""
 
 OWN_TRACKERS = frozenset({"tensorboard"})
 """Of the trackers those that are files of the run, written here; others may be services."""
@@ -341,7 +346,8 @@ FEW = 12
 
 def unknown_field(name: str, known: Collection[str], given: Mapping[str, Any] | None = None) -> str:
     """Tell that `name` is no field, and which one was probably meant; `given` has its value, and those beside it."""
-    told = _of_others(name, known, given or {}) or _of_parts(name, known) or suggestion(name, known).strip()
+    given = given or {}
+    told = _of_others(name, known, given) or _of_parts(name, known, given) or suggestion(name, known).strip()
     everything = "`hezar-train config explain` lists all fields."
     if len(known) <= FEW:
         everything = f"There are: {choices(known)}."
@@ -358,15 +364,24 @@ def _of_others(name: str, known: Collection[str], given: Mapping[str, Any]) -> s
     return f"Here it is called {ours!r}." if ours in known else ELSEWHERE.get(name)
 
 
-def _of_parts(name: str, known: Collection[str]) -> str | None:
+PAIRS = {"betas": "[0.9, 0.999]"}
+"""Keyword arguments of optimizers that are no single number, and what they usually are."""
+
+
+def _of_parts(name: str, known: Collection[str], given: Mapping[str, Any]) -> str | None:
     """Say how a part of a field, given as `field.part`, is written; None for other names."""
     whole, _, part = name.rpartition(".")
+    value = given.get(name)
+    shown = PAIRS.get(part) or (str(value) if type(value) in (int, float) else "VALUE")
     if whole.endswith("kwargs") and whole in known:
-        return f"Give all of them at once: {whole}={{{part}: VALUE}}."
+        return f"All of them go together into {whole}, on the command line in quotes: '{whole}={{{part}: {shown}}}'."
     if whole and FOREIGN_FIELDS.get(part) in known:
         return f"Here it is called {FOREIGN_FIELDS[part]!r}."
     if whole and part not in known and f"{whole}_kwargs" in known:
-        return f"Give keyword arguments at once: {whole}_kwargs={{{part}: VALUE}}."
+        return (
+            f"Keyword arguments of the {whole} go together into {whole}_kwargs, on the command line in quotes: "
+            f"'{whole}_kwargs={{{part}: {shown}}}'."
+        )
     return None
 
 

@@ -42,7 +42,7 @@ from hezar_train.config.fields import (
     metric_to_plain,
     metrics_from_plain,
 )
-from hezar_train.config.files import parse_yaml, read_mapping, to_json, to_plain, to_yaml, write_mapping
+from hezar_train.config.files import no_such_file, parse_yaml, read_mapping, to_json, to_plain, to_yaml, write_mapping
 from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.config.names import (
     OPTIMIZER_ALIASES,
@@ -218,7 +218,7 @@ class TrainerConfig(  # the last parent's fields come first
         if source.is_dir():
             source = source / (subfolder or "") / filename
         if not source.exists():
-            raise ConfigError(f"{source}: there is no such file")
+            raise no_such_file(source, f"Name a config file that is there, or a folder with {CONFIG_FILE}.")
         fields = read_mapping(source)
         if not Path(path).exists():  # it is somebody else's, from the Hub
             refuse_foreign_code({**fields, **overrides}, str(path), named_code(overrides))

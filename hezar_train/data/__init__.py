@@ -28,7 +28,7 @@ from hezar_train.data.collators import (
     TextPaddingDataCollator,
     default_collator,
 )
-from hezar_train.data.failures import form_of, note_samples, unfit_values
+from hezar_train.data.failures import form_of, note_samples, shown_of, unfit_values
 from hezar_train.data.lengths import LengthOf, Lengths, length_of_sample
 from hezar_train.data.sampler import Permutation, RangedSampler
 from hezar_train.data.seeding import (
@@ -82,6 +82,7 @@ __all__ = [
     "sample_seed",
     "seed_device",
     "seed_python_numpy_torch",
+    "shown_of",
     "step_seed",
     "step_seeds",
     "unfit_values",

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hezar_train.data.collators import IGNORED_LABEL, PackingDataCollator, setting_of
+from hezar_train.data.failures import shown_of
 from hezar_train.errors import ConfigError, DataError, MissingDependencyError, a_kind, choices, suggestion
 
 __all__ = ["ChatDataCollator", "encode_conversation", "encode_conversations", "encode_prompt"]
@@ -31,6 +32,7 @@ Sample: TypeAlias = dict[str, list[int]]
 Span: TypeAlias = tuple[int, int]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES_OF_OTHERS = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
 ANSWERS = ("all", "last")
 TOO_LONG = ("refuse", "left", "right")
 _ERRORS_OF_TEMPLATES = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
@@ -265,9 +267,15 @@ def _ids(encoded: Any) -> list[int]:
 
 
 def _refuse_without_template(tokenizer: Any) -> None:
-    if not callable(getattr(tokenizer, "apply_chat_template", None)) or not getattr(tokenizer, "chat_template", None):
+    if not callable(getattr(tokenizer, "apply_chat_template", None)):
+        named = repr(tokenizer) if isinstance(tokenizer, str) else "..."
         raise ConfigError(
-            f"{type(tokenizer).__name__} has no chat template, so conversations cannot be rendered. Take the tokenizer "
+            f"the tokenizer is {shown_of(tokenizer)}, which has no apply_chat_template(); expected the tokenizer of a "
+            f"chat model. Load one: transformers.AutoTokenizer.from_pretrained({named})."
+        )
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            f"the tokenizer, {a_kind(tokenizer)}, has no chat template, so conversations cannot be rendered. Take that "
             "of a chat model, or set tokenizer.chat_template to a template."
         )
 
@@ -293,14 +301,32 @@ def _check(messages: Any) -> None:
             raise DataError(f"message {number} of a conversation {problem}")
 
 
+def _how_to_name(message: Mapping[Any, Any]) -> str:
+    """Say how a message without a role gets one."""
+    if {"from", "value"} <= message.keys():
+        return "Rename 'from' to 'role', and 'value' to 'content'."
+    if "content" not in message and len(message) > 1:
+        return "Rename what says who speaks to 'role', and what is said to 'content'."
+    named = "" if "content" in message else ", and name its text 'content'"
+    return f"Add one to each message: 'role': 'user' for a question, 'assistant' for an answer{named}."
+
+
 def _problem(message: Any) -> str | None:
     if not isinstance(message, Mapping):
         return f"is {a_kind(message)}; expected a mapping such as {{'role': 'user', 'content': '...'}}."
     if "role" not in message:
-        return f"has no 'role'; it has: {choices(map(str, message))}. Rename what is there to role and content."
+        return f"has no 'role'; it has: {choices(map(str, message))}. {_how_to_name(message)}"
     role = message["role"]
     if role not in ROLES:
-        return f"has role={role!r}; expected one of: {choices(ROLES)}.{suggestion(str(role), ROLES)}"
+        ours = ROLES_OF_OTHERS.get(str(role))
+        hint = suggestion(str(role), ROLES) if ours is None else f" Write {ours!r}."
+        return f"has role={role!r}; expected one of: {choices(ROLES)}.{hint}"
+    others = message.keys() - {"role"}
+    if others and not others & {"content", "tool_calls"}:
+        return (
+            f"(role={role!r}) has no 'content'; it has: {choices(map(str, message))}. Rename what holds its text to "
+            "'content'."
+        )
     if not message.get("content") and not message.get("tool_calls"):
         return f"(role={role!r}) has no content; expected a text. Leave empty messages out."
     return None

@@ -208,7 +208,7 @@ def _remedy(what: str, *forms: str) -> str:
     if all(re.search(r" of (shape )?\d", form) for form in forms) and len(forms) > 1:
         return (
             "Bring all to one length or shape in the dataset, or pass data_collator= to pad them: "
-            "TextPaddingDataCollator(tokenizer) pads token ids."
+            "hezar_train.data.TextPaddingDataCollator(tokenizer) pads token ids."
         )
     return (
         "Return numbers, or tensors and arrays of numbers, of one kind; or pass data_collator= with a function that "

@@ -100,6 +100,11 @@ def form_of(value: Any) -> str:
     return "a text" if isinstance(value, str) else "None" if value is None else a_kind(value)
 
 
+def shown_of(value: Any) -> str:
+    """Say in an error what a value is: a text or a number itself, of others the kind and shape."""
+    return f"{value!r:.80}, {form_of(value)}" if isinstance(value, str | int | float) else form_of(value)
+
+
 def note_samples(error: Exception, window: Window, number: int, data: str) -> None:
     """Note of which samples the batch of so high a number in its window was made, where their numbers are known."""
     if number < len(window.indices):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -27,7 +27,7 @@ from hezar_train.data.collators import TOKEN_ID_ENDINGS
 from hezar_train.data.failures import form_of, read_sample, read_samples
 from hezar_train.data.loader import MapDataset, is_pure
 from hezar_train.data.seeding import preserved_randomness, sample_seed, seed_python_numpy_torch
-from hezar_train.errors import CheckpointError, DataError, choices
+from hezar_train.errors import CheckpointError, DataError, choices, suggestion
 from hezar_train.run_folder import read_file
 
 __all__ = ["LengthOf", "Lengths", "fingerprint_of", "length_of_sample", "measure"]
@@ -39,6 +39,7 @@ LONGEST = (1 << 31) - 1
 FORMAT = "hezar_train lengths 1"
 MOST_HEADER_BYTES = 4096
 BYTES_EACH = 4
+NAME_COLUMN = "Name the column of the tokens, or of their number, as length_column"
 BLOCK = 4096  # samples that are read at a time where reading them draws nothing
 
 
@@ -176,10 +177,15 @@ def length_of_sample(sample: Any, column: str | None = None) -> int:
             return _size("the first entry", sample[0])
         raise _unknown(sample, column)
     if column is None:
-        column = next((key for key in sample if isinstance(key, str) and key.endswith(TOKEN_ID_ENDINGS)), None)
+        column = _token_column(sample)
     if column is None or column not in sample:
         raise _unknown(sample, column)
     return _size(f"the column {column!r}", sample[column])
+
+
+def _token_column(names: Iterable[Any]) -> str | None:
+    """Return the first name of token ids; None if there is none."""
+    return next((name for name in names if isinstance(name, str) and name.endswith(TOKEN_ID_ENDINGS)), None)
 
 
 def _size(what: str, value: Any) -> int:
@@ -197,11 +203,30 @@ def _size(what: str, value: Any) -> int:
 
 
 def _unknown(sample: Any, column: str | None) -> DataError:
-    has = f"a mapping with {choices(map(repr, sample))}" if isinstance(sample, Mapping) else form_of(sample)
-    wanted = f"the column {column!r}" if column is not None else f"a key that ends in {' or '.join(TOKEN_ID_ENDINGS)}"
+    is_named = isinstance(sample, Mapping)
+    has = f"a mapping with {choices(map(repr, sample))}" if is_named else form_of(sample)
+    if column is not None and is_named:
+        return _no_column(column, "a sample", list(map(str, sample)))
+    if column is not None:
+        return DataError(
+            f"length_column={column!r} is a name, and a sample is {has}, without names. Leave length_column out, to "
+            "count its first entry; return mappings from the dataset; or override sample_length(sample) of the Trainer."
+        )
+    wanted = f" with a key that ends in {' or '.join(TOKEN_ID_ENDINGS)}"
     return DataError(
-        f"a sample's length is not known: it is {has}, and has not {wanted}. Name the length_column, or override "
+        f"a sample's length is not known: it is {has}; expected a mapping{wanted}. {NAME_COLUMN}, or override "
         "sample_length(sample) of the Trainer."
+    )
+
+
+def _no_column(column: str, what: str, names: list[str]) -> DataError:
+    """Return the refusal of data that has not the column which was named."""
+    tokens = _token_column(names)
+    without = "" if tokens is None else f"Leave length_column out, to count {tokens!r}; or "
+    name = NAME_COLUMN if tokens is None else f"{NAME_COLUMN[0].lower()}{NAME_COLUMN[1:]}"
+    return DataError(
+        f"length_column={column!r} is not in {what}, which has {choices(map(repr, names))}.{suggestion(column, names)} "
+        f"{without}{name}; or override sample_length(sample) of the Trainer."
     )
 
 
@@ -212,11 +237,13 @@ def _from_table(dataset: Any, column: str | None) -> npt.NDArray[Any] | None:
         return None
     names = list(dataset.column_names)
     if column is None:
-        column = next((name for name in names if name.endswith(TOKEN_ID_ENDINGS)), None)
-    if column is None or column not in names:
+        column = _token_column(names)
+    elif column not in names:
+        raise _no_column(column, "the data", names)
+    if column is None:
         raise DataError(
-            f"the lengths are to come from {'the token ids' if column is None else f'the column {column!r}'}, which "
-            f"the data does not have: it has {choices(names)}. Name its length_column, or override sample_length()."
+            f"the lengths of the samples are not known: the data has {choices(map(repr, names))}, and no column that "
+            f"ends in {' or '.join(TOKEN_ID_ENDINGS)}. {NAME_COLUMN}, or override sample_length(sample) of the Trainer."
         )
     return _column_lengths(dataset.with_format("arrow"), column)
 

@@ -80,7 +80,7 @@ def _refuse_no_dataset(data: Any, name: str) -> None:
 def _split_up(data: Mapping[Any, Any]) -> str:
     """Say what to pass instead of a mapping: its columns as samples, or one of several datasets."""
     if data and all(isinstance(value, torch.Tensor | np.ndarray | list) for value in data.values()):
-        columns = ", ".join(map(str, data))
+        columns = ", ".join(f"data[{key!r}]" for key in data)
         return f"If they are columns, make samples of them: torch.utils.data.TensorDataset({columns}), of tensors."
     return "Pass one of its values, or name the splits 'train', 'val' and 'test'."
 
@@ -98,7 +98,9 @@ def _how_to_pass(data: Any) -> str:
         return f"Make a list of what it yields, list({data.__name__}()), or an IterableDataset whose __iter__ yields it"
     if inspect.isfunction(data):
         return "Call it, and pass what it returns, if that is one"
-    return "Give it one" if _lacks(data) else "Load what it names or holds first, and pass that"
+    if isinstance(data, str | bytes | os.PathLike):
+        return f"Load what it {'holds' if isinstance(data, bytes) else 'names'} first, and pass that"
+    return "Give it one" if _lacks(data) else "Build or load the dataset first, and pass that"
 
 
 def _holds_datasets(data: list[Any] | tuple[Any, ...]) -> bool:

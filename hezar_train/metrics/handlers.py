@@ -369,6 +369,20 @@ class RegressionHandler(MetricsHandler):
     default_metrics = ("mse", "mae", "r2")
     sample_loss_name = "squared error"
 
+    def update(
+        self, outputs: Mapping[str, Any], labels: Any, weights: torch.Tensor | None = None, num_units: float = 1.0
+    ) -> None:
+        logits = outputs.get("logits")
+        if self.metrics and labels is not None and logits is not None and logits.numel() != labels.numel():
+            raise DataError(
+                f"task='regression' measures {choices(metric.name for metric in self.metrics)}, of predictions of "
+                f"shape {tuple(logits.shape)} for targets of shape {tuple(labels.shape)}; expected one shape: "
+                "(samples) or (samples, outputs) for both. Give the model one output for each target, and set "
+                "criterion='MSELoss'; or, for classes, "
+                f"leave task out, or set task='{TaskType.TEXT_CLASSIFICATION}' (or image_, audio_)."
+            )
+        super().update(outputs, labels, weights, num_units)
+
     def predictions(self, outputs: Mapping[str, Any], labels: Any) -> Any:
         logits = outputs["logits"]
         if labels is None:

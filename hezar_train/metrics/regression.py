@@ -272,8 +272,8 @@ def paired_values(metric: str, predictions: Any, targets: Any) -> tuple[torch.Te
     if predicted.numel() != target.numel() or predicted.shape[:1] != target.shape[:1] or not target.dim():
         shapes = f"{tuple(predicted.shape)} for targets of shape {tuple(target.shape)}"
         raise DataError(
-            f"{metric} got predictions of shape {shapes}: give (samples) or (samples, outputs) for both. For classes, "
-            "set task to one of classification, or leave it out."
+            f"{metric} got predictions of shape {shapes}; expected one shape: (samples) or (samples, outputs) for "
+            f"both. Give the model one output for each target; or, for classes, take {metric} out of metrics."
         )
     num_samples = len(target)
     num_outputs = target.numel() // max(num_samples, 1)

@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hezar_train.errors import ConfigError, a_kind, choices, suggestion
@@ -39,6 +40,10 @@ def import_dotted(path: str, *, setting: str) -> Any:
         remedy = "correct the path, or install the package."
         if first in ALIASES:
             remedy = f"write the whole path, '{ALIASES[first]}.{rest}'."
+        elif error.name == first and (Path(f"{first}.py").is_file() or Path(first).is_dir()):
+            remedy = (
+                f"{first} is in this folder, where Python does not look; set PYTHONPATH=. to let it, or install it."
+            )
         raise ConfigError(
             f"{setting}={path!r}: the module {module_name!r} cannot be imported ({error}). "
             f"Expected package.module.Name: {remedy}"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from hezar_train.config import TrainerConfig, read_mapping
 from hezar_train.config.checks import wrong_type
 from hezar_train.config.credentials import secret_problems
-from hezar_train.config.files import parse_yaml
+from hezar_train.config.files import CONFIG_SUFFIXES, no_such_file, parse_yaml
 from hezar_train.config.names import tells_unknown_arguments
 from hezar_train.errors import ConfigError, a_kind, choices, suggestion, why_unreadable
 from hezar_train.run_layout import CONFIG_FILE, LOCK_FILE
@@ -70,7 +70,6 @@ __all__ = [
 
 RECIPE_NAME = "recipe.py"
 CONFIG_NAME = "config.yaml"
-CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 OWN_RECIPES = Path("recipes")
 
 SECTIONS = ("recipe", "trainer")
@@ -177,7 +176,7 @@ def check_file(path: str | Path, overrides: Iterable[str] = ()) -> TrainerConfig
 def read_sections(config_file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the trainer's fields and the recipe's options of a config file; a plain one has no options."""
     if not config_file.exists():
-        raise ConfigError(f"{config_file}: there is no such file")
+        raise no_such_file(config_file, "Name a config file that is there.")
     content = read_mapping(config_file)
     if not set(SECTIONS) & content.keys() and not (config_file.parent / RECIPE_NAME).is_file():
         return content, {}
@@ -247,7 +246,8 @@ def _override(text: str) -> tuple[str, Any]:
         return key, parse_yaml(value, Path(key), of_lines=False)
     except ConfigError as error:
         shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
-        remedy = _unclosed(value) if "got the end" in str(error) else f"Quote it: {key}='...'"
+        is_open = "got the end" in str(error) or "unexpected end" in str(error)
+        remedy = _unclosed(value) if is_open else f"Quote it: {key}='...'"
         if not value.isprintable():
             remedy = "Take out the characters that cannot be printed."
         raise ConfigError(f"the value of {shown!r} cannot be read as YAML ({error}). {remedy}") from error
@@ -258,6 +258,8 @@ def _unclosed(value: str) -> str:
     for opening, closing in ("[]", "{}"):
         if value.count(opening) > value.count(closing):
             return f"Its {opening!r} is not closed: end it with {closing!r}."
+    if value[:1] in {"'", '"'}:
+        return f"Its {value[0]} is not closed: end it with {value[0]}."
     return "Close what it opens: a bracket or a quotation mark."
 
 
@@ -294,7 +296,9 @@ def find_folder(given: str) -> Path:
         if (folder / RECIPE_NAME).is_file():
             return folder
     if Path(given).suffix.lower() in CONFIG_SUFFIXES and not Path(given).exists():
-        raise _no_such_file(Path(given))
+        raise no_such_file(
+            Path(given), "Name a config file in a recipe's folder, or a recipe: `hezar-train recipes list`."
+        )
     names = recipe_names()
     raise ConfigError(
         f"there is no recipe {given!r}.{suggestion(given, names)} Recipes found: {choices(names) or 'none'}. "
@@ -337,14 +341,6 @@ def shipped_root() -> Path:
     package = Path(__file__).parents[1]
     shipped = package / "_recipes"
     return shipped if shipped.is_dir() else package.parent / "recipes"
-
-
-def _no_such_file(path: Path) -> ConfigError:
-    others = [other.name for other in path.parent.glob("*") if other.suffix.lower() in CONFIG_SUFFIXES]
-    return ConfigError(
-        f"{path}: there is no such file.{suggestion(path.name, others)} Name a config file in a recipe's folder, or a "
-        "recipe: `hezar-train recipes list`."
-    )
 
 
 def _beside_a_recipe(config_file: Path) -> Path:

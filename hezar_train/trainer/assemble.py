@@ -31,12 +31,13 @@ from torch.nn.parameter import UninitializedParameter
 
 from hezar_train.checkpoint import base_of, unwrap
 from hezar_train.config import TrainerConfig
+from hezar_train.data import form_of
 from hezar_train.errors import ConfigError, a_kind, choices
 from hezar_train.events import EventStorage
 from hezar_train.hooks import StopFlag
 from hezar_train.loop import Context, HookSet, Loop, Verbs
 from hezar_train.metrics import MetricsHandler
-from hezar_train.runtime import DataParallel, Runtime, data_parallel_of
+from hezar_train.runtime import DataParallel, Runtime, data_parallel_of, logger
 from hezar_train.runtime.data_parallel import leave_out_of_batch_norm
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
@@ -148,6 +149,8 @@ def assemble(
     log = UpdateLog(storage)
     hold = DeviceHold(model, runtime.device, offloads=config.offload_after_routine)
     criterion, regularizer = build_criterion(config.criterion), find_regularizer(config.regularizer)
+    if not setup.only_for_eval:
+        _tell_of_idle_regularizer(config)
     weigher, count_labels = _weigher(given)
     if config.uses_lengths and not setup.only_for_eval:
         _refuse_model(given, weighs_labels=given.batch_weight is not None or count_labels is not None)
@@ -225,6 +228,16 @@ def in_order(config: Any, model: Any) -> tuple[Any, Any]:
     return (model, config) if isinstance(config, nn.Module) else (config, model)
 
 
+def _tell_of_idle_regularizer(config: TrainerConfig) -> None:
+    """Warn of a regulariser that would be computed and add nothing."""
+    if config.regularizer is not None and config.regularizer_mu == 0:
+        logger.warning(
+            "regularizer=%r adds nothing to the loss: its factor, regularizer_mu, is 0. Set it, such as "
+            "regularizer_mu=0.1, or leave regularizer out.",
+            config.regularizer,
+        )
+
+
 def refuse_missing(*, needs_data: bool, **needed: Any) -> None:
     """Raise naming what was not given, or is of another kind; one that only evaluates needs no training data."""
     missing = [name for name, value in needed.items() if value is None]
@@ -243,6 +256,8 @@ def refuse_missing(*, needs_data: bool, **needed: Any) -> None:
 def as_module(model: Any) -> nn.Module:
     """Return the model if it is one."""
     if not isinstance(model, nn.Module):
+        if isinstance(model, list | tuple):
+            raise ConfigError(f"model is {form_of(model)}; expected one torch.nn.Module. {_instead_of(model)}")
         shown = f"{model!r}, {a_kind(model)}" if isinstance(model, str | int | float) else a_kind(model)
         raise ConfigError(f"model is {shown}; expected a torch.nn.Module. {_instead_of(model)}")
     for name, parameter in model.named_parameters():
@@ -262,8 +277,11 @@ def _instead_of(model: Any) -> str:
     """Say what to pass instead of something that is no module."""
     if isinstance(model, type):
         return f"Make one: {model.__name__}(...)"
-    if isinstance(model, list | tuple):
-        return "Make one of them, such as torch.nn.Sequential(*layers)."
+    if isinstance(model, list | tuple) and model and all(isinstance(one, nn.Module) for one in model):
+        given = f"that_{type(model).__name__}"
+        if len(model) == 1:
+            return f"Pass the {type(model[0]).__name__} alone: model={given}[0]."
+        return f"Join them, torch.nn.Sequential(*{given}), or pass one of them, {given}[0]."
     if callable(model):
         return "If it makes the model, pass what it returns; if it is the model, write it as forward() of a Module."
     if hasattr(model, "__getitem__") and not isinstance(model, str):

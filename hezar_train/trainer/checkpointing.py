@@ -511,11 +511,13 @@ def load_initial_weights(model: nn.Module, source: str | os.PathLike[str], proce
 def _refuse_missing(path: Path, store: CheckpointStore) -> None:
     if path.exists():
         return
-    steps = store.steps()
-    there = f"has the steps {', '.join(map(str, steps))}; true takes the newest" if steps else "has no checkpoint"
+    names = [store.path(step).name for step in store.steps()]
+    there = f"has {', '.join(names)}; true takes the newest" if names else "has no checkpoint"
+    meant = step_of(path.name)
+    hint = f" Did you mean {str(store.path(meant))!r}?" if meant in store.steps() else ""
     raise NoSuchCheckpointError(
-        f"resume_from_checkpoint={str(path)!r} does not exist; {store.root} {there}. Name the folder of a checkpoint, "
-        "or leave the field out to start from the beginning."
+        f"resume_from_checkpoint={str(path)!r} does not exist; {store.root} {there}.{hint} Name the folder of a "
+        "checkpoint, or leave the field out to start from the beginning."
     )
 
 

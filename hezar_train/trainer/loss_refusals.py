@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hezar_train.data import form_of
+from hezar_train.data import form_of, shown_of
 from hezar_train.errors import ConfigError, DataError, a_kind, choices
 from hezar_train.metrics import IGNORED_LABEL
 
@@ -143,7 +143,8 @@ def refused_loss(criterion: Any, logits: torch.Tensor, labels: torch.Tensor, err
     given = f"logits ({form_of(logits)}) with labels ({form_of(labels)})"
     if isinstance(criterion, BINARY_LOSSES) and logits.shape == labels.shape and labels.dtype != logits.dtype:
         return DataError(
-            f"{name} cannot compare {given}: expected labels of the logits' dtype. Convert: labels.float()."
+            f"{name} cannot compare {given}: expected labels of the logits' dtype. Convert them in the dataset or the "
+            "data_collator: a tensor by y.float(), an array by y.astype('float32'), a number by torch.tensor(float(y))."
         )
     outside = logits[(logits < 0) | (logits > 1)]
     if isinstance(criterion, nn.BCELoss) and outside.numel():
@@ -174,12 +175,13 @@ def _about_classes(logits: torch.Tensor, labels: torch.Tensor) -> str:
         example = labels[labels != labels.round()][0].item()
         return (
             f"{given} such as {example:g}; expected whole numbers (int64), each the number of a class. For values "
-            "instead of classes, set criterion='MSELoss' and give the model one output for each."
+            "instead of classes, set criterion='MSELoss' and give the model one output for each value of a label, here "
+            f"{labels[0].numel()}."
         )
     if labels.dtype not in (torch.int64, torch.uint8):
         return (
             f"{given}; expected whole numbers (int64), each the number of a class. Convert them in the dataset or the "
-            "data_collator: labels.long()."
+            "data_collator: a tensor by y.long(), an array by y.astype('int64'), a number by int(y)."
         )
     return ""
 
@@ -228,13 +230,15 @@ def _no_such_class(criterion: nn.Module, logits: torch.Tensor, labels: torch.Ten
 def no_loss_tensor(source: str, found: object) -> DataError:
     """Return the refusal of a loss that is no tensor, or an empty one."""
     hint = "Return such a tensor there."
-    if found is None:
+    if isinstance(found, int | float):
+        hint = "Return the tensor there, without .item() or float()."
+    elif found is None:
         hint = "Is a return missing there?"
     elif isinstance(found, Mapping) and "loss" in found:
         hint = "Return its 'loss' alone there."
     elif isinstance(found, torch.Tensor) and not found.numel():
         hint = "It holds no number: look at what it is computed of."
     return DataError(
-        f"the loss is {form_of(found)}, from {source}; expected a single number, as a tensor computed by the model (no "
-        f".item(), no float()). {hint}"
+        f"the loss is {shown_of(found)}, from {source}; expected a single number, as a tensor computed by the model. "
+        f"{hint}"
     )

@@ -21,6 +21,7 @@ UNLIKE_DTYPES = (
 HOLDERS = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 USUAL = "If that is not what it takes, change the dataset, the data_collator or the model."
 SWAPPED = "Are they in the wrong order? Return the inputs first and the label last: (inputs, label)."
+TO_FLOAT = "a tensor by x.float(), an array by x.astype('float32')"
 NO_LABELS = (
     "It has no labels, which the criterion needs; expected samples (inputs..., label), or mappings with 'labels'. "
     "Change the dataset."
@@ -102,8 +103,8 @@ def _about_dtypes(given: str, own: str) -> str:
     if is_float == [True, False]:
         return f"{told}: convert the model, model.float()."
     if is_float == [False, True]:
-        return f"{told}: convert the inputs in the dataset or the data_collator, inputs.float()."
-    return f"{told}: convert both, inputs.float() and model.float()."
+        return f"{told}: convert the inputs to float32 in the dataset or the data_collator: {TO_FLOAT}."
+    return f"{told}: convert both to float32: the model by model.float(); of the inputs {TO_FLOAT}."
 
 
 def _is_untensored(part: Any) -> bool:

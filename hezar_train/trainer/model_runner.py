@@ -130,7 +130,7 @@ class ModelRunner:
         else:
             raise DataError(
                 f"no loss: the model has no compute_loss(), returned no 'loss' (it returned: {choices(outputs)}), and "
-                "criterion is not set. Set criterion='CrossEntropyLoss' (any loss of torch.nn), or return a loss."
+                "criterion is not set. Set criterion='CrossEntropyLoss' or another loss of torch.nn, or return a loss."
             )
         if not isinstance(found, torch.Tensor) or _is_nothing(found):
             raise no_loss_tensor(self._source_of_loss(), found)
@@ -359,9 +359,10 @@ def find_regularizer(name: str | None) -> Regularizer | None:
     if not is_dotted(name):
         raise ConfigError(
             f"regularizer={name!r} is not registered. Registered: {choices(_REGISTERED) or 'none'}."
-            f"{suggestion(name, _REGISTERED)} Name a function f(ctx) by its dotted path, such as "
-            "'my_package.my_module.l2'; or register one: hezar_train.trainer.model_runner.register_regularizer(name, "
-            "function)."
+            f"{suggestion(name, _REGISTERED)} Register a function f(ctx) that returns what is added to the loss, in "
+            f"recipe.py or before the Trainer is made: hezar_train.trainer.model_runner.register_regularizer({name!r}, "
+            "f); or name one of an installed package by its dotted path, such as 'my_package.my_module.l2'. Set "
+            "regularizer_mu, its factor, too: it is 0.0 if left out."
         )
     found: Regularizer = import_dotted(name, setting="regularizer")
     if not callable(found):

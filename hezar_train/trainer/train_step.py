@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hezar_train.data import Window, form_of, note_samples, seed_device, step_seeds
+from hezar_train.data import Window, note_samples, seed_device, shown_of, step_seeds
 from hezar_train.errors import ConfigError, DataError, HookError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
@@ -303,7 +303,7 @@ def _trainable(loss: Any) -> torch.Tensor:
     """Return a loss that has a gradient; anything else would train nothing, silently or with a puzzle."""
     if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.ndim == 0 and not loss.is_complex():
         return loss
-    form, remedy = form_of(loss), "Return such a tensor from compute_loss()"
+    form, remedy = shown_of(loss), "Return such a tensor from compute_loss()"
     if isinstance(loss, torch.Tensor) and loss.is_complex():
         form, remedy = f"of dtype {loss.dtype}", "Return a real number: loss.abs() or loss.real"
     elif isinstance(loss, torch.Tensor) and not loss.requires_grad:
