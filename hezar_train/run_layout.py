@@ -31,7 +31,7 @@ from typing import Any, Self
 
 from hezar_train.config import CONFIG_FILE, TrainerConfig, read_mapping
 from hezar_train.errors import ConfigError
-from hezar_train.run_folder import is_plain, plain_path, refuse_links, refuse_second_names
+from hezar_train.run_folder import can_be_path, is_plain, plain_path, refuse_links, refuse_second_names
 
 __all__ = [
     "ADAPTER_CONFIG_FILE",
@@ -213,8 +213,10 @@ class RunLayout:
         cls, root: str | os.PathLike[str], settings: Mapping[str, Any], config: Path | None = None
     ) -> Self:
         """Return the layout of a run by its config as it was read, which may lack everything; `config` is its file."""
-        checkpoints_dir = str(settings.get("checkpoints_dir") or CHECKPOINTS_FOLDER)
-        return cls(root, checkpoints_dir, str(settings.get("logs_dir") or LOGS_FOLDER), config)
+        usual = {"checkpoints_dir": CHECKPOINTS_FOLDER, "logs_dir": LOGS_FOLDER}
+        told = {name: str(settings.get(name) or default) for name, default in usual.items()}
+        found = {name: one if can_be_path(f"{root}/{one}/") else usual[name] for name, one in told.items()}
+        return cls(root, **found, config=config)
 
     def new_logs(self) -> Path:
         """Name a folder for logs after now and this host; a link that lies in wait there is refused."""

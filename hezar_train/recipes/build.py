@@ -57,6 +57,7 @@ from hezar_train.recipes.trust import (
     trust_file,
     was_trained_with,
 )
+from hezar_train.run_folder import can_be_path
 from hezar_train.run_layout import (
     CONFIG_FILE,
     DAMAGED_PREFIX,
@@ -183,7 +184,7 @@ def load_any(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
         return checked(path.parent, *overridden(*read_sections(path), overrides), path.name)
     if not is_run(path):
         return load_recipe(given, overrides)
-    record = read_mapping(path / RECORD_FILE) if (path / RECORD_FILE).is_file() else {}
+    record = _checked_record(path / RECORD_FILE) if (path / RECORD_FILE).is_file() else {}
     return checked(path, *overridden(_run_fields(path), record.get("options") or {}, overrides), CONFIG_FILE)
 
 
@@ -200,7 +201,19 @@ def read_record(run: Path) -> dict[str, Any]:
             f"{run} was not started from a recipe: it has no {RECORD_FILE}. Its own script goes on with it, with "
             "resume_from_checkpoint=True."
         )
-    return read_mapping(path)
+    return _checked_record(path)
+
+
+def _checked_record(path: Path) -> dict[str, Any]:
+    """Read a record; refuse one of another form than `LoadedRecipe.record` writes."""
+    record = read_mapping(path)
+    kinds: dict[str, type] = {"path": str, "config": str, "sha256": str, "parts": dict, "options": dict}
+    for name, kind in kinds.items():
+        if not isinstance(record.get(name), kind | None):
+            raise ConfigError(f"{path}: {name} is {a_kind(record[name])}; expected a {kind.__name__}")
+    if not can_be_path(record.get("path") or ""):
+        raise ConfigError(f"{path}: path is {str(record['path'])[:MOST_SHOWN]!r}, which no folder can be called")
+    return record
 
 
 def refuse_changed_recipe(
@@ -390,7 +403,7 @@ def _compare_with_record(loaded: LoadedRecipe) -> None:
     layout = RunLayout.of(loaded.config)
     if not layout.recipe.exists() or not CheckpointStore(layout.checkpoints).steps():
         return  # killed before it had saved anything: the run starts from the beginning
-    before, options = read_mapping(layout.recipe), json.loads(json.dumps(loaded.options))
+    before, options = _checked_record(layout.recipe), json.loads(json.dumps(loaded.options))
     if changed := changed_parts(before, loaded.folder):
         words = "%s has changed since this run began (%s): the run may not go on exactly"
         logger.warning(words, loaded.folder, ", ".join(changed))

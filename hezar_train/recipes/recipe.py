@@ -469,7 +469,10 @@ def parts_of(folder: Path) -> dict[str, str]:
     """Return the hash of each file and folder beside `recipe.py`, and its own, by name."""
     if _is_run(folder):  # the recipe lies among the files of its own run
         return _digests(path for path in folder.glob(f"*{SOURCE_SUFFIX}") if path.is_file())
-    return _digests(path for path in folder.iterdir() if not _is_unread(path.name))
+    try:
+        return _digests(path for path in folder.iterdir() if not _is_unread(path.name))
+    except RecursionError:
+        raise ConfigError(f"{folder} has folders in folders without end; expected a recipe's own few") from None
 
 
 def is_hashed(folder: Path, path: Path) -> bool:

@@ -544,6 +544,14 @@ def test_records_with_holes_are_not_copied_for_a_push(run: Path, monkeypatch: py
     assert not list((run / ".hub").iterdir())
 
 
+@pytest.mark.parametrize("name", ["logs_dir", "checkpoints_dir"])
+@pytest.mark.parametrize("value", ["a" * 5000, "a/" * 3000, "\0"])
+def test_a_page_is_made_of_a_run_whose_config_names_no_place(run: Path, name: str, value: str) -> None:
+    config = read_mapping(run / "train_config.yaml")
+    (run / "train_config.yaml").write_text(json.dumps({**config, name: value}))
+    assert write_report([run]).is_file()
+
+
 @pytest.mark.parametrize("count", [10**11, 1 << 62])
 def test_an_audit_takes_no_memory_for_lengths_that_are_not_there(run: Path, count: int) -> None:
     plan = json.loads((run / "plan.json").read_text())

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -325,6 +326,22 @@ def test_a_repository_does_not_choose_whose_weights_are_loaded(fields: dict[str,
         recipe_of_hash(sha256, theirs, {})
     said = [f"{name}={value}" for name, value in fields.items()]
     assert recipe_of_hash(sha256, theirs, {}, said).config.init_weights_from == fields["init_weights_from"]
+
+
+@pytest.mark.parametrize("name", ["path", "config", "sha256", "parts", "options"])
+@pytest.mark.parametrize("value", [5, 1e308, True, ["x"], "a" * 5000, "a/" * 3000, "\0"])
+def test_a_record_of_nonsense_is_refused(invoke: Invoke, gift: Path, name: str, value: Any) -> None:
+    record = json.loads((gift / "recipe.json").read_text())
+    (gift / "recipe.json").write_text(json.dumps({**record, name: value}))
+    for command in (*COMMANDS.values(), ["config", "show", "runs/sums"]):
+        assert invoke(*command, input="1 2\n").exit_code in (0, 2)
+
+
+def test_a_recipe_of_folders_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "/".join("a" * 400)).mkdir(parents=True)
+    (tmp_path / "/".join("a" * 400) / "data").write_text("x")
+    with pytest.raises(ConfigError, match="without end"):
+        hash_of(tmp_path)
 
 
 def test_an_option_of_a_run_that_names_a_file_must_have_been_mine(invoke: Invoke, gift: Path) -> None:
