@@ -19,6 +19,7 @@ from hezar_train.run_folder import can_be_path
 __all__ = [
     "doubled_warmup",
     "flag",
+    "folder_of_run",
     "instead_of",
     "keywords",
     "known_name",
@@ -152,6 +153,13 @@ def path(name: str, value: Any, optional: bool = False) -> Iterator[str]:
         yield f"{name} must not be empty"
     elif not can_be_path(given):
         yield f"{name}={ascii(given)[:80]} is no path that a file can have: it holds a zero byte, or is too long"
+
+
+def folder_of_run(name: str, value: Any) -> Iterator[str]:
+    """Check the path of a folder that a run has to itself: a new run moves an earlier one's aside."""
+    yield from (problems := list(path(name, value)))
+    if not problems and os.path.normpath(value) == os.curdir:
+        yield f"{name}={os.fspath(value)!r} is the run's folder itself; name one below it, or leave it out"
 
 
 def one_of(name: str, value: Any, known: Collection[str], optional: bool = True) -> Iterator[str]:

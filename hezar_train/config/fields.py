@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from hezar_train.config.checks import (
     doubled_warmup,
     flag,
+    folder_of_run,
     instead_of,
     keywords,
     known_name,
@@ -736,7 +737,7 @@ class CheckpointFields:
         yield from flag("async_save", self.async_save)
         if self.save_trained_only is not None:
             yield from flag("save_trained_only", self.save_trained_only)
-        yield from path("checkpoints_dir", self.checkpoints_dir)
+        yield from folder_of_run("checkpoints_dir", self.checkpoints_dir)
 
 
 @dataclass(kw_only=True)
@@ -755,7 +756,7 @@ class LogFields:
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
         yield from steps("log_steps", self.log_steps, least=0)
-        yield from path("logs_dir", self.logs_dir)
+        yield from folder_of_run("logs_dir", self.logs_dir)
         if self.trackers is None:
             return
         if not isinstance(self.trackers, list | tuple):
