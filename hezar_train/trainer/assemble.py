@@ -21,6 +21,7 @@ weakly, and the metrics handler does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -158,7 +159,8 @@ def assemble(
     )
     train_step = TrainStep(verbs, runtime, config.seed, state, optimization, log)
     finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, own_steps)
-    weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes)
+    exchanging = nullcontext if joined is None else joined.exchanging
+    weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes, exchanging)
     loop = make_loop(
         ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs,
         None if joined is None else leave_out_of_batch_norm,

@@ -144,7 +144,8 @@ class Finetuning:
 @contextmanager
 def gradients_set_aside(model: nn.Module) -> Iterator[None]:
     """Let the body begin without gradients, which an open or a failed window may have left; then put them back."""
-    held = [(parameter, parameter.grad) for parameter in model.parameters()]
+    # Copies: the memory of gradients that processes have exchanged is that of the next exchange.
+    held = [(one, None if one.grad is None else one.grad.clone()) for one in model.parameters()]
     for parameter, _ in held:
         parameter.grad = None
     try:

@@ -140,7 +140,8 @@ def _kept_module(module: nn.Module, memo: Memo) -> Restore:
 
 def _kept_gradients(parameters: Iterable[nn.Parameter]) -> Restore:
     """Set gradients aside."""
-    before = {parameter: parameter.grad for parameter in parameters}
+    # Copies: the memory of gradients that processes have exchanged is that of the next exchange.
+    before = {one: None if one.grad is None else one.grad.clone() for one in parameters}
     for parameter in before:
         parameter.grad = None
 
