@@ -64,12 +64,13 @@ class DataParallel:
     needs_lockstep = False
     """Whether every forward needs all processes, so that all must run equally many."""
 
-    def __init__(self, model: nn.Module, runtime: Runtime) -> None:
-        """Give all processes the main one's weights and buffers."""
+    def __init__(self, model: nn.Module, runtime: Runtime, compression: str | None = None) -> None:
+        """Give all processes the main one's weights and buffers; `compression` is that of the gradients they send."""
         self._model, self._count, self._device = model, runtime.num_processes, runtime.device
         self._processes = runtime.processes
         self._is_joined = self._is_compared = False
         self._exchange: GradientExchange | None = None
+        self._compression = compression
         self._overlaps: bool | None = None
         self._has_warned = False
         self._broadcast([*model.parameters(), *model.buffers()])
@@ -142,7 +143,9 @@ class DataParallel:
         return self._overlaps is False
 
     def _current_exchange(self) -> GradientExchange | None:
-        """Return what exchanges the gradients of all that is trained now; None where nothing is."""
+        """Return what exchanges the gradients of all that is trained now; None where nothing is, or on one process."""
+        if self._count == 1:
+            return None
         if self._exchange is not None and self._exchange.is_open:
             raise HezarTrainError(LEFT_OPEN)
         every = list(self._model.parameters())
@@ -151,7 +154,7 @@ class DataParallel:
             self._drop_exchange()
             if trained:
                 self._refuse_unlike(every)
-                self._exchange = GradientExchange(trained)
+                self._exchange = GradientExchange(trained, self._compression)
                 self._overlaps = None
                 self._decide(self._reason_in_model())
         return self._exchange

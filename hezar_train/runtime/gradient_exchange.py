@@ -18,16 +18,18 @@ the last bucket, which cannot be sent before the end of the backward anyway, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hezar_train.errors import HezarTrainError
 
-__all__ = ["GradientExchange"]
+__all__ = ["GradientExchange", "gradient_to_keep"]
 
 SENT_ALREADY = "mark a variable ready only once"  # what DDP says of a parameter that it was told of before
 
@@ -35,7 +37,8 @@ SENT_ALREADY = "mark a variable ready only once"  # what DDP says of a parameter
 class GradientExchange:
     """The gradients of some parameters, exchanged between all processes; all of them make it together."""
 
-    def __init__(self, trained: Sequence[Tensor]) -> None:
+    def __init__(self, trained: Sequence[Tensor], compression: str | None = None) -> None:
+        """Send the gradients as they are, or as numbers of half the size: "fp16" or "bf16"."""
         self.trained = list(trained)
         """The parameters, in the order of the model."""
         self.is_open = False
@@ -56,6 +59,8 @@ class GradientExchange:
             self._reducer = self._ddp.reducer
             self._reducer._push_all_rebuilt_params()
             self._reducer._rebuild_buckets()
+        if compression is not None:
+            self._ddp.register_comm_hook(None, _compressing(compression))
 
     @property
     def holds_gradients(self) -> bool:
@@ -131,6 +136,19 @@ class GradientExchange:
             for one, is_sparse in zip(self.trained, marks[1].tolist(), strict=True):
                 if is_sparse and one.grad is not None:
                     one.grad = one.grad.to_sparse(1)
+
+
+def gradient_to_keep(parameter: Tensor) -> Tensor | None:
+    """Return a gradient that stays as it is: the memory of one that was exchanged is that of the next exchange."""
+    gradient = parameter.grad
+    return gradient.clone() if gradient is not None and dist.is_initialized() else gradient
+
+
+def _compressing(name: str) -> Callable[..., Any]:
+    """Return torch's hook that sends a bucket as numbers of a smaller kind."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # not at the top: it loads much that few need
+
+    return {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[name]
 
 
 @contextmanager

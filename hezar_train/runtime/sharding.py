@@ -51,9 +51,9 @@ COMPUTE_TYPES = {"no": None, "bf16": torch.bfloat16}
 CALLED_LIKE_FORWARD = "generate"  # a method that runs the model, so that FSDP2 must gather for it as for `forward`
 
 
-def data_parallel_of(model: nn.Module, runtime: Runtime) -> DataParallel:
+def data_parallel_of(model: nn.Module, runtime: Runtime, compression: str | None = None) -> DataParallel:
     """Return how the processes of a run train one model: each a copy of it, or each its share."""
-    return ShardedParallel(model, runtime) if is_sharded(model) else DataParallel(model, runtime)
+    return ShardedParallel(model, runtime) if is_sharded(model) else DataParallel(model, runtime, compression)
 
 
 class ShardedParallel(DataParallel):

@@ -152,7 +152,7 @@ def assemble(
     weigher, count_labels = _weigher(given)
     if config.uses_lengths and not setup.only_for_eval:
         _refuse_model(given, weighs_labels=given.batch_weight is not None or count_labels is not None)
-    data_parallel = data_parallel_of(model, runtime)
+    data_parallel = data_parallel_of(model, runtime, config.gradient_compression)
     joined = data_parallel if runtime.num_processes > 1 else None
     optimization = Optimization(
         given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, joined, own_steps

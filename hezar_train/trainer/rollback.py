@@ -23,6 +23,7 @@ from hezar_train.checkpoint import local_part
 from hezar_train.data import preserved_randomness
 from hezar_train.errors import DataError
 from hezar_train.optim import Schedule
+from hezar_train.runtime.gradient_exchange import gradient_to_keep
 from hezar_train.state import TrainerState
 
 __all__ = ["untouched", "untouched_model"]
@@ -140,8 +141,7 @@ def _kept_module(module: nn.Module, memo: Memo) -> Restore:
 
 def _kept_gradients(parameters: Iterable[nn.Parameter]) -> Restore:
     """Set gradients aside."""
-    # Copies: the memory of gradients that processes have exchanged is that of the next exchange.
-    before = {one: None if one.grad is None else one.grad.clone() for one in parameters}
+    before = {parameter: gradient_to_keep(parameter) for parameter in parameters}
     for parameter in before:
         parameter.grad = None
 

@@ -162,12 +162,17 @@ class TrainStep:
         trained = scaled if step.loss_regular is None else scaled + self._regular_part(ctx, share)
         if step.loss_task is not None and share:  # a hook has put another loss in the place of both
             trained = _trainable(step.loss_task) * share
+        is_sent = self._processes.count > 1 and step.closes_window
         if self._processes.count > 1:
             trained = trained * self._processes.count  # shares are of all processes' sum; joining gradients averages
-        if trained.requires_grad:
-            trained = trained if self._scaler is None else self._scaler.scale(trained)
-        with self._optimization.exchanging() if step.closes_window else nullcontext():
-            _go_backward(trained)
+        with self._optimization.exchanging() if is_sent else nullcontext():
+            if trained.requires_grad:
+                scaled_up = trained if self._scaler is None else self._scaler.scale(trained)
+                try:
+                    scaled_up.backward()  # type: ignore[no-untyped-call]
+                except RuntimeError as error:
+                    error.add_note(NO_BACKWARD)
+                    raise
         outputs = step.outputs = copy.copy(step.outputs)  # an overridden forward() may keep what it returned
         outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
@@ -293,16 +298,6 @@ READ_AGAIN = (
     "ctx.grad_norm or ctx.loss_value was assigned before the hook 'guard' at on_update, which reads both itself, so it "
     "would change nothing. Register your hook after it (after='guard'), or put it in its place."
 )
-
-
-def _go_backward(loss: torch.Tensor) -> None:
-    if not loss.requires_grad:  # nothing that this process was given reaches a trained parameter
-        return
-    try:
-        loss.backward()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        error.add_note(NO_BACKWARD)
-        raise
 
 
 def _trainable(loss: Any) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from hezar_train import Hook, Trainer, TrainerConfig
-from hezar_train.errors import HezarTrainError
+from hezar_train.errors import ConfigError, HezarTrainError
 from hezar_train.runtime.gradient_exchange import GradientExchange
 
 NUM_SAMPLES, WIDTH = 49, 400
@@ -257,6 +257,46 @@ def test_several_buckets_are_rounded_alike_before_and_after_a_resume(count: int,
     assert distance(unbroken[-1], unbroken[0]) == 0.0
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_compressed_gradients_train_and_are_resumed_bit_by_bit(count: int, tmp_path: Path) -> None:
+    changes = {"learning_rate": 0.01, "num_epochs": 1, "gradient_compression": "fp16"}
+    unbroken = on_ranks(count, lambda: train(Wide, tmp_path / "unbroken", save_steps=1, **changes))
+    resumed = on_ranks(count, lambda: break_and_resume(tmp_path / "resumed", **changes))
+    assert distance(resumed[0], unbroken[0]) == 0.0
+    assert distance(unbroken[-1], unbroken[0]) == 0.0
+    (alone,) = on_ranks(1, lambda: train(Wide, tmp_path / "alone", **changes))
+    assert 1e-7 < distance(unbroken[0], alone) < 1e-3  # rounded to half precision, and trained
+
+
+def test_with_compressed_gradients_another_number_of_processes_is_a_change(tmp_path: Path) -> None:
+    changes = {"gradient_compression": "fp16", "num_epochs": 1, "save_steps": 1}
+
+    def begin() -> None:
+        with pytest.raises(RuntimeError, match="stop here"):
+            train(Net, tmp_path, hooks=[FailAfter(2)], **changes)
+
+    def go_on(**others: Any) -> dict[str, torch.Tensor]:
+        return train(Net, tmp_path, resume_from_checkpoint=True, **changes | others)
+
+    on_ranks(2, begin)
+    for one in outcomes_on(3, go_on):
+        assert "number of processes: 2 in the checkpoint, 3 now (gradient_compression='fp16'" in one.error
+    for one in outcomes_on(2, lambda: go_on(gradient_compression=None)):
+        assert "gradient_compression: 'fp16' in the checkpoint, None now" in one.error
+    on_ranks(3, lambda: go_on(accept_changes=True))
+
+
+def test_gradients_that_cannot_be_compressed_are_refused(tmp_path: Path) -> None:
+    def work() -> str:
+        with pytest.raises(ConfigError, match="needs GPUs whose processes talk through NCCL; these talk through gloo"):
+            train(Net, tmp_path, gradient_compression="bf16")
+        return "refused"
+
+    assert on_ranks(2, work) == ["refused"] * 2
+    with pytest.raises(ConfigError, match="gradient_compression='fp16' cannot be used with sharding='full'"):
+        TrainerConfig(tmp_path, gradient_compression="fp16", sharding="full")
+
+
 class Sent:
     """Notes when DDP sends a bucket, and when the gradient of a layer is known."""
 
@@ -440,5 +480,18 @@ def test_the_model_stays_the_users_own_and_can_be_copied(tmp_path: Path) -> None
         twin = copy.deepcopy(model)
         twin(torch.ones(2, NUM_FEATURES)).sum().backward()
         return type(model) is Net and trainer.model is model and model.last.bias.grad is None
+
+    assert on_ranks(2, work) == [True, True]
+
+
+def test_gradients_that_were_exchanged_outlast_another_training_in_between(tmp_path: Path) -> None:
+    def work() -> bool:
+        trainer = trainer_of(Net, tmp_path, finetune_steps=2)
+        rows = [trainer.train_dataset[number] for number in range(4)]
+        batch = {"x": torch.stack([row["x"] for row in rows]), "labels": torch.tensor([row["labels"] for row in rows])}
+        trainer.training_step(batch)
+        before = [one.grad.clone() for one in trainer.model.parameters()]
+        trainer.finetune()
+        return all(map(torch.equal, before, (one.grad for one in trainer.model.parameters())))
 
     assert on_ranks(2, work) == [True, True]
