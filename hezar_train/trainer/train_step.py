@@ -16,7 +16,7 @@ With the default hooks an update amounts to this (`docs/examples/plain_loop.py` 
         share = weights[number] / sum of all weights of all processes
         (loss * share).backward()                             # BATCH_BACKWARD
         step += 1                                             # BATCH_END; that of the last one comes after the update
-    gradients = sum over the processes, unscaled              # GRADIENTS
+    gradients = sum over the processes, unscaled              # GRADIENTS; the last backward has sent them
     norm, window_loss = read from the device                  # UPDATE: guard
     if either is not finite: raise, or let the scaler skip
     gradients *= min(1, max_grad_norm / norm)                 #   clip

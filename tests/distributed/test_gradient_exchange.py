@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import ConfigError, HezarTrainError
+from hezar_train.federated import SAM
 from hezar_train.runtime.gradient_exchange import GradientExchange
 
 NUM_SAMPLES, WIDTH = 49, 400
@@ -185,6 +186,7 @@ AWKWARD: dict[str, tuple[type[Net], dict[str, Any]]] = {
     "sparse": (LateSparse, {}),
     "several backwards": (Net, {"kind": TwoBackwards}),
     "frozen now and then": (Net, {"hooks": [FreezeNowAndThen()]}),
+    "sharpness-aware": (Net, {"hooks": [SAM(rho=0.1)]}),
 }
 
 
