@@ -72,6 +72,7 @@ class DataParallel:
         self._exchange: GradientExchange | None = None
         self._compression = compression
         self._overlaps: bool | None = None
+        self._told: set[str] = set()
         self._has_warned = False
         self._broadcast([*model.parameters(), *model.buffers()])
 
@@ -97,6 +98,8 @@ class DataParallel:
             yield
         self._is_joined, self._is_compared = True, False
         exchange.finish()
+        if exchange.has_sparse:  # on some process: this one may have used none of them yet
+            self._decide(SPARSE)
 
     def join_gradients(self) -> None:
         """Make the gradients those of all processes together, once for an update."""
@@ -175,8 +178,11 @@ class DataParallel:
 
     def _decide(self, reason: str | None) -> None:
         """Note, and tell once, that gradients are joined after the backward if there is a reason for it."""
-        if reason is not None and self._overlaps is not False:
-            self._overlaps = False
+        if reason is None:
+            return
+        self._overlaps = False
+        if reason not in self._told:
+            self._told.add(reason)
             logger.info("Gradients are exchanged after the backward and not during it: %s.", reason)
 
     def _reason_in_model(self) -> str | None:
@@ -199,9 +205,7 @@ class DataParallel:
             for hook in hooks:
                 hook.remove()
         self._overlaps = True
-        if any(one.grad is not None and one.grad.is_sparse for one in exchange.trained):
-            self._decide(SPARSE)
-        elif any(times > 1 for times in reached.values()):
+        if any(times > 1 for times in reached.values()):
             self._decide(
                 "a parameter gets its gradient in several parts, as with reentrant gradient checkpointing "
                 "(use_reentrant=False sends them during it)"

@@ -51,7 +51,8 @@ class GradientExchange:
         self._usual = torch.stack([torch.ones_like(self._marks[0]), torch.zeros_like(self._marks[1])]).detach()
         self._rest: list[int] = []
         self._places = [0] * len(self.trained)
-        self._has_sparse: bool | None = None
+        self.has_sparse: bool | None = None
+        """Whether gradients of some process are sparse; None before the first exchange."""
         with _without_gradients(self.trained):  # else DDP would take those of earlier micro-batches over
             self._ddp = DistributedDataParallel(
                 nn.ParameterList([*self._ordered, self._marks]), init_sync=False, gradient_as_bucket_view=True
@@ -130,9 +131,9 @@ class GradientExchange:
             used = dict(zip(self.trained, marks[0].tolist(), strict=True))
             for one in unused:
                 one.grad = one.grad if used[one] else None
-        if self._has_sparse is None:  # a property of the model, so it is read once
-            self._has_sparse = bool(marks[1].any())
-        if self._has_sparse:
+        if self.has_sparse is None:  # a property of the model, so it is read once
+            self.has_sparse = bool(marks[1].any())
+        if self.has_sparse:
             for one, is_sparse in zip(self.trained, marks[1].tolist(), strict=True):
                 if is_sparse and one.grad is not None:
                     one.grad = one.grad.to_sparse(1)
