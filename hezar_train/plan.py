@@ -657,6 +657,7 @@ _NORMALISED: dict[str, Callable[[Any], Any]] = {
     "momentum_scheduler": _of_text(scheduler_name),
     "momentum_scheduler_kwargs": _keywords,
     "mixed_precision": precision_name,
+    "gradient_compression": to_plain,
     "loss_weight": to_plain,
     "criterion": to_plain,
     "deterministic": to_plain,
@@ -673,6 +674,7 @@ def exactness_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: 
     return [
         *_plan_changes(old_plan, new_plan),
         *_field_changes(old, new),
+        *_compression_changes(new, old_plan, new_plan),
         *_pace_changes(old, new, old_plan, new_plan),
         *_length_changes(new, old_plan, new_plan),
     ]
@@ -701,6 +703,15 @@ def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[s
     for name, normalised in _NORMALISED.items():
         default = fields[name].default
         yield from _change(name, normalised(old.get(name, default)), normalised(new.get(name, default)))
+
+
+def _compression_changes(config: Mapping[str, Any], old: Plan, new: Plan) -> Iterator[str]:
+    """Tell of another number of processes where the rounding of what they send depends on it."""
+    if (compression := config.get("gradient_compression")) is not None and old.num_processes != new.num_processes:
+        yield (
+            f"number of processes: {old.num_processes} in the checkpoint, {new.num_processes} now "
+            f"(gradient_compression={compression!r} rounds what they send)"
+        )
 
 
 def _pace_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> Iterator[str]:

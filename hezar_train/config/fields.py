@@ -77,6 +77,7 @@ __all__ = [
 ]
 
 SHARDINGS = ("none", "full")
+COMPRESSIONS = ("fp16", "bf16")
 EVAL_OTHERWISE = "leave it out to evaluate at epoch ends only, or set do_evaluate=False to evaluate never"
 SAVE_OTHERWISE = "leave it out to save at epoch ends only, or set save_enabled=False to save never"
 A_DEVICE = "the name of a device (str), such as 'cuda' or 'cpu'"
@@ -209,6 +210,9 @@ class HardwareFields:
     sync_batchnorm: bool = False
     """Let batch normalisation see the batches of all processes together."""
 
+    gradient_compression: str | None = None
+    """"fp16" or "bf16" (NCCL only): processes send gradients so; the training then depends on their number."""
+
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
         yield from flag("compile", self.compile)
@@ -217,6 +221,12 @@ class HardwareFields:
             asked = str(self.mixed_precision)
             yield f"mixed_precision={asked!r} cannot be used with sharding='full'. Use 'bf16' or 'no'."
         yield from flag("sync_batchnorm", self.sync_batchnorm)
+        yield from one_of("gradient_compression", self.gradient_compression, COMPRESSIONS)
+        if self.gradient_compression is not None and self.sharding == "full":
+            yield (
+                f"gradient_compression={self.gradient_compression!r} cannot be used with sharding='full', where FSDP2 "
+                "exchanges gradients itself. Leave one of the two out."
+            )
         yield from flag("gradient_checkpointing", self.gradient_checkpointing)
         yield from self._problems_of_device()
         yield from flag("use_cpu", self.use_cpu)

@@ -6,6 +6,7 @@ The modules:
     processes       what the processes of a run tell one another
     messages        values as bytes, to be sent, and back
     data_parallel   each process has a copy of the model
+    gradient_exchange   torch's DDP, which averages the gradients of the copies
     sharding        each process has a share of it (FSDP2)
     logging         what the package says on a terminal, through Python's logging
 """

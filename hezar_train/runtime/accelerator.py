@@ -180,6 +180,7 @@ def unmet_requests(config: TrainerConfig, asked: torch.device | None, runtime: R
         *plugin_problems(runtime.accelerator),
         *_process_problems(config, runtime, own=own),
         *_window_and_precision_problems(config, runtime, own=own),
+        *_compression_problems(config, runtime),
         *_device_problems(config, asked, runtime.device),
         *(_tracker_problems(config, runtime) if own else ()),
     ]
@@ -231,6 +232,23 @@ def _window_and_precision_problems(config: TrainerConfig, runtime: Runtime, *, o
         yield (
             f"gradient_accumulation_steps={config.gradient_accumulation_steps} in the config, but the accelerator has "
             f"{accumulation}. The window is the trainer's: leave it out of the accelerator."
+        )
+
+
+def _compression_problems(config: TrainerConfig, runtime: Runtime) -> Iterator[str]:
+    """Tell of gradients that cannot be sent as the config says; one process sends none."""
+    given = config.gradient_compression
+    if given is None or runtime.num_processes == 1:
+        return
+    if runtime.has_fsdp_plugin:
+        yield (
+            f"gradient_compression={given!r} cannot be used with the Accelerator's FSDP plug-in, which exchanges "
+            "gradients itself. Leave one of the two out."
+        )
+    elif given == "bf16" and (backend := torch.distributed.get_backend()) != "nccl":
+        yield (
+            f"gradient_compression='bf16' needs GPUs whose processes talk through NCCL; these talk through {backend}. "
+            "Use 'fp16' or None."
         )
 
 

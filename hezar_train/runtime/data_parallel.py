@@ -1,10 +1,16 @@
-"""Data parallelism: one model on several processes, each with a copy, whose gradients one sum per update joins.
+"""Data parallelism: one model on several processes, each with a copy, whose gradients torch's DDP averages.
 
-`DataParallel` lays the sum out by the list of trained parameters alone, so its rounding is the same in every update,
-also in the first one after a resume. A parameter that no process used keeps no gradient; one that some used gets zeros
-elsewhere. Buffers that a checkpoint holds become the main process's after every update, so that a resume changes
-nothing. So nothing has to be known about the model: parameters may be unused, frozen, used outside `forward`, now and
-then. The sum happens where the norm is read, and at the latest when an optimizer steps, whoever steps it.
+`DataParallel` says when: during the backward of an update's last micro-batch, where it is the trainer's own or that of
+`accelerator.backward` (`exchanging`), so that sending overlaps with computing; otherwise, at the latest when an
+optimizer steps, whoever steps it (`join_gradients`). Both give the same bits. `GradientExchange` says how. A parameter
+that no process used keeps no gradient; one that some used gets zeros elsewhere. So nothing has to be known about the
+model: parameters may be unused, frozen, used outside `forward`, now and then.
+
+The first backward with a list of parameters is only observed, and its gradients are joined after it: where DDP could
+not follow it, those of later ones are, too. What somebody's code makes of gradients that are joined, each process in
+its own way, shows in their norm, which must be the same on all: where it is not, they are averaged again.
+
+Buffers that a checkpoint holds become the main process's after every update, so that a resume changes nothing.
 
 `SyncedBatchNorm` is batch normalisation over the batches of all processes, on any device: torch's own refuses tensors
 on the CPU. The statistics of a step are those of the samples of all processes together, as if one had computed the
@@ -13,8 +19,11 @@ batch alone. Filler (see `data.Window`) counts for nothing in them.
 
 from __future__ import annotations
 
+import operator
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -23,15 +32,30 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from hezar_train.errors import HezarTrainError
+from hezar_train.runtime.gradient_exchange import GradientExchange
+from hezar_train.runtime.logging import logger
 from hezar_train.runtime.processes import Runtime
 
 __all__ = [
     "DataParallel",
     "SyncedBatchNorm",
     "convert_sync_batchnorm",
+    "gradient_mark",
 ]
 
 BUCKET_BYTES = 25 << 20  # of one message: large enough that its latency is nothing, small beside a model
+MARKS = 1 << 20  # few enough that the sum of their squares over thousands of processes is exact
+LEFT_OPEN = (
+    "a backward failed half way while its gradients were exchanged, and what the other processes have got of it cannot "
+    "be taken back. Let the error end the run, and resume it."
+)
+SPARSE = "some of them are sparse"
+CHANGED = (
+    "The processes had different gradients after these were exchanged, so they are averaged once more, in every update "
+    "that needs it. Some code changes them, on each process in its own way, after the backward of an update's last "
+    "micro-batch: do it before, or alike on all processes."
+)
 
 
 class DataParallel:
@@ -40,31 +64,65 @@ class DataParallel:
     needs_lockstep = False
     """Whether every forward needs all processes, so that all must run equally many."""
 
-    def __init__(self, model: nn.Module, runtime: Runtime) -> None:
-        """Give all processes the main one's weights and buffers."""
+    def __init__(self, model: nn.Module, runtime: Runtime, compression: str | None = None) -> None:
+        """Give all processes the main one's weights and buffers; `compression` is that of the gradients they send."""
         self._model, self._count, self._device = model, runtime.num_processes, runtime.device
-        self._is_joined = False
-        self._has_sparse: bool | None = None
+        self._processes = runtime.processes
+        self._is_joined = self._is_compared = False
+        self._exchange: GradientExchange | None = None
+        self._compression = compression
+        self._overlaps: bool | None = None
+        self._told: set[str] = set()
+        self._has_warned = False
         self._broadcast([*model.parameters(), *model.buffers()])
 
     def watch(self, optimizer: Optimizer) -> None:
         """Join the gradients before an optimizer steps, if that was not done yet, and the buffers after it."""
         if self._count > 1:
             # Hooks of the optimizer itself: also a step that the trainer does not take must see joined gradients.
-            optimizer.register_step_pre_hook(lambda *_: self.join_gradients())
+            optimizer.register_step_pre_hook(lambda *_: self._begin_step())
             optimizer.register_step_post_hook(lambda *_: self._end_update())
 
-    @torch.no_grad()
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Join the gradients while the body computes them, with what earlier micro-batches have left: the last ones."""
+        exchange = self._current_exchange()
+        if exchange is None or self._waits(exchange):
+            yield
+            return
+        if self._overlaps is None:
+            with self._observed(exchange):
+                yield
+        else:
+            exchange.start()
+            yield
+        self._is_joined, self._is_compared = True, False
+        exchange.finish()
+        if exchange.has_sparse:  # on some process: this one may have used none of them yet
+            self._decide(SPARSE)
+
     def join_gradients(self) -> None:
         """Make the gradients those of all processes together, once for an update."""
         if self._count == 1 or self._is_joined:
             return
-        self._is_joined = True
-        if trained := [one for one in self._model.parameters() if one.requires_grad]:
-            self._complete_gradients(trained)
+        self._is_joined, self._is_compared = True, True  # what is done with them from here on is the user's business
+        self._join()
+
+    def join_again(self) -> None:
+        """Make gradients alike that are not, because somebody has changed them since they were joined."""
+        if not self._has_warned and self._processes.is_main:
+            self._has_warned = True
+            logger.warning("%s", CHANGED)
+        self._join()
+
+    def note_compared(self) -> None:
+        """Know that all processes have the same gradients now."""
+        self._is_compared = True
 
     def start_over(self) -> None:
         """Forget what a step that failed half way has left behind."""
+        if self._exchange is not None and self._exchange.is_open:
+            self._drop_exchange()
         self.forget()
 
     def evaluating(self, *, is_free: bool) -> AbstractContextManager[None]:  # noqa: ARG002 - copies are always free
@@ -73,28 +131,95 @@ class DataParallel:
 
     def forget(self, *_: Any) -> None:
         """Expect the gradients of another update."""
-        self._is_joined = False
+        self._is_joined = self._is_compared = False
 
-    def _complete_gradients(self, trained: Sequence[Tensor]) -> None:
-        """Average the gradients over all processes."""
-        unused = [number for number, one in enumerate(trained) if one.grad is None]
-        marks = _gradient_marks(trained, self._device)  # they travel with the gradients, in one message more at most
-        for one, total in _in_buckets([*map(_dense_gradient, trained), marks], dist.all_reduce):
-            torch.div(total, self._count, out=one)
-        self._restore_missing_and_sparse(trained, unused, marks)
+    def _join(self) -> None:
+        exchange = self._current_exchange()
+        if exchange is not None:
+            exchange.finish()
 
-    def _restore_missing_and_sparse(self, trained: Sequence[Tensor], unused: list[int], marks: Tensor) -> None:
-        """Leave no gradient where no process had one, and sparse ones where they were sparse."""
-        if unused:
-            used = marks[0].tolist()
-            for number in unused:
-                trained[number].grad = None if not used[number] else trained[number].grad
-        if self._has_sparse is None:  # a property of the model, so it is read once
-            self._has_sparse = bool(marks[1].any())
-        if self._has_sparse:
-            for parameter, is_sparse in zip(trained, marks[1].tolist(), strict=True):
-                if is_sparse and parameter.grad is not None:
-                    parameter.grad = parameter.grad.to_sparse(1)
+    def _waits(self, exchange: GradientExchange) -> bool:
+        """Tell whether gradients are joined after the backward that begins, and not during it."""
+        if self._is_joined and exchange.holds_gradients:
+            self._is_joined = False
+            self._decide("an update has several backwards, of which any may be the last")
+        return self._overlaps is False
+
+    def _current_exchange(self) -> GradientExchange | None:
+        """Return what exchanges the gradients of all that is trained now; None where nothing is, or on one process."""
+        if self._count == 1:
+            return None
+        if self._exchange is not None and self._exchange.is_open:
+            raise HezarTrainError(LEFT_OPEN)
+        every = list(self._model.parameters())
+        trained = [one for one in every if one.requires_grad and one.numel()]
+        if self._exchange is None or not _are_same(self._exchange.trained, trained):
+            self._drop_exchange()
+            if trained:
+                self._refuse_unlike(every)
+                self._exchange = GradientExchange(trained, self._compression)
+                self._overlaps = None
+                self._decide(self._reason_in_model())
+        return self._exchange
+
+    def _drop_exchange(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+
+    def _refuse_unlike(self, every: Sequence[Tensor]) -> None:
+        """Raise if the processes do not train the same parameters."""
+        flags = bytes(one.requires_grad for one in every)
+        if not self._processes.agree([len(every), sum(flags), zlib.crc32(flags)]):
+            raise HezarTrainError(
+                f"the processes train different parameters; process {self._processes.rank} trains {sum(flags)} of "
+                f"{len(every)}. Freeze and unfreeze the same ones on all of them."
+            )
+
+    def _decide(self, reason: str | None) -> None:
+        """Note, and tell once, that gradients are joined after the backward if there is a reason for it."""
+        if reason is None:
+            return
+        self._overlaps = False
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.info("Gradients are exchanged after the backward and not during it: %s.", reason)
+
+    def _reason_in_model(self) -> str | None:
+        """Return what in a model keeps gradients from being sent while a backward runs."""
+        modules = list(self._model.modules())
+        if any(isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse for one in modules):
+            return SPARSE
+        if any(isinstance(one, SyncedBatchNorm) for one in modules):
+            return "batch normalisation over all processes sends messages of its own there"
+        return None
+
+    @contextmanager
+    def _observed(self, exchange: GradientExchange) -> Iterator[None]:
+        """See whether DDP could follow a backward, which the next ones will be like."""
+        reached: Counter[Tensor] = Counter()
+        hooks = [one.register_post_accumulate_grad_hook(lambda one: reached.update([one])) for one in exchange.trained]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._overlaps = True
+        if any(times > 1 for times in reached.values()):
+            self._decide(
+                "a parameter gets its gradient in several parts, as with reentrant gradient checkpointing "
+                "(use_reentrant=False sends them during it)"
+            )
+
+    def _begin_step(self) -> None:
+        """Have the gradients of all processes, alike on all, before an optimizer uses them."""
+        self.join_gradients()
+        if not self._is_compared:
+            self._is_compared = True
+            gradients = [one.grad for one in self._model.parameters() if one.grad is not None]
+            norm = torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
+            if not self._processes.sum_and_compare([], gradient_mark(float(norm)))[1]:
+                self.join_again()
 
     def _end_update(self) -> None:
         self.forget()
@@ -117,20 +242,13 @@ class DataParallel:
             one.copy_(value)
 
 
-def _gradient_marks(trained: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return which parameters have a gradient here, and which of these are sparse."""
-    gradients = [one.grad for one in trained]
-    rows = [[one is not None for one in gradients], [one is not None and one.is_sparse for one in gradients]]
-    return torch.tensor(rows, dtype=torch.float32, device=device)
+def gradient_mark(norm: float) -> int:
+    """Return a small number that tells gradients of different norms apart; the bits count, not the value."""
+    return zlib.crc32(repr(norm).encode()) % MARKS
 
 
-def _dense_gradient(parameter: Tensor) -> Tensor:
-    """Return a parameter's gradient in a form that every process has."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    elif parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.to_dense()
-    return parameter.grad
+def _are_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 def _in_buckets(tensors: Iterable[Tensor], send: Callable[[Tensor], object]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -21,7 +21,7 @@ import functools
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -51,9 +51,9 @@ COMPUTE_TYPES = {"no": None, "bf16": torch.bfloat16}
 CALLED_LIKE_FORWARD = "generate"  # a method that runs the model, so that FSDP2 must gather for it as for `forward`
 
 
-def data_parallel_of(model: nn.Module, runtime: Runtime) -> DataParallel:
+def data_parallel_of(model: nn.Module, runtime: Runtime, compression: str | None = None) -> DataParallel:
     """Return how the processes of a run train one model: each a copy of it, or each its share."""
-    return ShardedParallel(model, runtime) if is_sharded(model) else DataParallel(model, runtime)
+    return ShardedParallel(model, runtime) if is_sharded(model) else DataParallel(model, runtime, compression)
 
 
 class ShardedParallel(DataParallel):
@@ -69,15 +69,27 @@ class ShardedParallel(DataParallel):
     def __init__(self, model: nn.Module, runtime: Runtime) -> None:
         """Expect the weights of the main process: who spread the model has seen to that."""
         self._model, self._count, self._device = model, runtime.num_processes, runtime.device
-        self._is_joined = False
+        self._is_joined = self._is_compared = False
         self._used: set[Tensor] = set()
         self._gathered: list[Tensor] = []
         for module in sharded_modules(model):
             module.set_reduce_scatter_unused_params(self._count > 1, recurse=False)
             self._record_use(module)
 
-    def _complete_gradients(self, trained: Sequence[Tensor]) -> None:
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Do nothing more: FSDP2 joins the gradients in every backward."""
+        yield
+
+    def join_again(self) -> None:
+        """Do nothing: each process holds gradients of its own share."""
+
+    @torch.no_grad()
+    def _join(self) -> None:
         """Take back the gradients of parameters that no process used; FSDP2 has averaged all."""
+        trained = [one for one in self._model.parameters() if one.requires_grad]
+        if not trained:
+            return
         used = torch.tensor([one in self._used for one in trained], dtype=torch.int32, device=self._device)
         dist.all_reduce(used)
         for parameter, count in zip(trained, used.tolist(), strict=True):

@@ -21,6 +21,7 @@ weakly, and the metrics handler does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -154,14 +155,15 @@ def assemble(
     weigher, count_labels = _weigher(given)
     if config.uses_lengths and not setup.only_for_eval:
         _refuse_model(given, weighs_labels=given.batch_weight is not None or count_labels is not None)
-    data_parallel = data_parallel_of(model, runtime)
+    data_parallel = data_parallel_of(model, runtime, config.gradient_compression)
     joined = data_parallel if runtime.num_processes > 1 else None
     optimization = Optimization(
         given.optimizer, given.first.schedule, runtime.scaler, config.max_grad_norm, joined, own_steps
     )
     train_step = TrainStep(verbs, runtime, config.seed, state, optimization, log)
     finetuning = Finetuning(config, runtime, model, verbs, optimization, data_parallel, own_steps)
-    weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes)
+    exchanging = nullcontext if joined is None else joined.exchanging
+    weighs = partial(weighed_backward, runtime.accelerator, ctx, runtime.num_processes, exchanging)
     loop = make_loop(
         ctx, model, hooks[Mode.TRAIN], verbs, weigher.weigh, data_parallel.start_over, weighs,
         None if joined is None else leave_out_of_batch_norm,

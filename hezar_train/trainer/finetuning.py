@@ -22,6 +22,7 @@ from hezar_train.loop import Context, Fit, HookSet, Loop, Routine, Verbs
 from hezar_train.optim import Schedule, build_optimizer, build_scheduler
 from hezar_train.plan import UNLIMITED, End, Plan, make_plan
 from hezar_train.runtime import DataParallel, Runtime
+from hezar_train.runtime.gradient_exchange import gradient_to_keep
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer
 from hezar_train.trainer.own_code import OwnSteps
@@ -144,7 +145,7 @@ class Finetuning:
 @contextmanager
 def gradients_set_aside(model: nn.Module) -> Iterator[None]:
     """Let the body begin without gradients, which an open or a failed window may have left; then put them back."""
-    held = [(parameter, parameter.grad) for parameter in model.parameters()]
+    held = [(parameter, gradient_to_keep(parameter)) for parameter in model.parameters()]
     for parameter, _ in held:
         parameter.grad = None
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,8 +85,13 @@ class OwnSteps:
 
 
 @contextmanager
-def weighed_backward(accelerator: Accelerator, ctx: Context, num_processes: int) -> Iterator[None]:
-    """Let `accelerator.backward` weigh a loss as the default backward does, while the body runs."""
+def weighed_backward(
+    accelerator: Accelerator, ctx: Context, num_processes: int, exchanging: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Let `accelerator.backward` weigh a loss as the default backward does, while the body runs.
+
+    `exchanging` is held while a backward of an update's last micro-batch runs, as it is in the default one.
+    """
     outer = vars(accelerator).get("backward")  # of a routine around this one
     plain = getattr(outer, "plain", accelerator.backward)
 
@@ -98,7 +103,8 @@ def weighed_backward(accelerator: Accelerator, ctx: Context, num_processes: int)
         step.is_weighed = True
         # Accelerate divides by the number of steps that it was told; the window knows better.
         factor = share_of(step.window, step.batch_in_window) * num_processes * accelerator.gradient_accumulation_steps
-        plain(loss if factor == 1.0 else loss * factor, **kwargs)
+        with exchanging() if step.closes_window else nullcontext():
+            plain(loss if factor == 1.0 else loss * factor, **kwargs)
 
     backward.plain = plain  # type: ignore[attr-defined]
     vars(accelerator)["backward"] = backward

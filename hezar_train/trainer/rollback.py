@@ -23,6 +23,7 @@ from hezar_train.checkpoint import local_part
 from hezar_train.data import preserved_randomness
 from hezar_train.errors import DataError
 from hezar_train.optim import Schedule
+from hezar_train.runtime.gradient_exchange import gradient_to_keep
 from hezar_train.state import TrainerState
 
 __all__ = ["keepers_of", "untouched", "untouched_model"]
@@ -140,7 +141,7 @@ def _kept_module(module: nn.Module, memo: Memo) -> Restore:
 
 def _kept_gradients(parameters: Iterable[nn.Parameter]) -> Restore:
     """Set gradients aside."""
-    before = {parameter: parameter.grad for parameter in parameters}
+    before = {parameter: gradient_to_keep(parameter) for parameter in parameters}
     for parameter in before:
         parameter.grad = None
 

@@ -16,7 +16,7 @@ With the default hooks an update amounts to this (`docs/examples/plain_loop.py` 
         share = weights[number] / sum of all weights of all processes
         (loss * share).backward()                             # BATCH_BACKWARD
         step += 1                                             # BATCH_END; that of the last one comes after the update
-    gradients = sum over the processes, unscaled              # GRADIENTS (an average of gradients times their number)
+    gradients = sum over the processes, unscaled              # GRADIENTS; the last backward has exchanged them
     norm, window_loss = read from the device                  # UPDATE: guard
     if the loss is not finite: raise; if the norm is not: raise, or with a scaler let it skip the step
     gradients *= min(1, max_grad_norm / norm)                 #   clip
@@ -40,6 +40,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -53,7 +54,8 @@ from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
 from hezar_train.loop import DONE_BY_USER, Context, HookSet, Moment, Verbs, add_loss, refuse_non_finite, share_of
 from hezar_train.optim import Schedule
-from hezar_train.runtime import DataParallel, Runtime, to_device
+from hezar_train.runtime import DataParallel, Processes, Runtime, to_device
+from hezar_train.runtime.data_parallel import gradient_mark
 from hezar_train.runtime.sharding import gradient_norm, local_gradients
 from hezar_train.state import TrainerState
 from hezar_train.trainer.model_runner import Regularizer, as_outputs, labels_of, others_of
@@ -161,15 +163,17 @@ class TrainStep:
         trained = scaled if step.loss_regular is None else scaled + self._regular_part(ctx, share)
         if step.loss_task is not None and share:  # a hook has put another loss in the place of both
             trained = _trainable(step.loss_task) * share
+        is_sent = self._processes.count > 1 and step.closes_window
         if self._processes.count > 1:
             trained = trained * self._processes.count  # shares are of all processes' sum; joining gradients averages
-        if trained.requires_grad:
-            scaled_up = trained if self._scaler is None else self._scaler.scale(trained)
-            try:
-                scaled_up.backward()  # type: ignore[no-untyped-call]
-            except RuntimeError as error:
-                error.add_note(NO_BACKWARD)
-                raise
+        with self._optimization.exchanging() if is_sent else nullcontext():
+            if trained.requires_grad:
+                scaled_up = trained if self._scaler is None else self._scaler.scale(trained)
+                try:
+                    scaled_up.backward()  # type: ignore[no-untyped-call]
+                except RuntimeError as error:
+                    error.add_note(NO_BACKWARD)
+                    raise
         outputs = step.outputs = copy.copy(step.outputs)  # an overridden forward() may keep what it returned
         outputs["loss"] = loss.detach()
         add_loss(ctx, scaled.detach())
@@ -203,7 +207,7 @@ class TrainStep:
         if step.is_assigned:
             raise HookError(READ_AGAIN)
         optimization.gather_gradients(step.window)  # done already, unless the hook of that name was taken out
-        grad_norm, loss = self._read(optimization.gradient_norm(), step.window_loss)
+        grad_norm, loss = self._read(step.window_loss)
         step.grad_norm, step.loss_value = grad_norm, loss
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or optimization.skips_non_finite):
             refuse_non_finite(loss, grad_norm, self._state, step.window)
@@ -215,9 +219,10 @@ class TrainStep:
         step.grad_norm, step.loss_value = None, loss
         refuse_non_finite(loss, 0.0, self._state, step.window, how=DONE_BY_USER)
 
-    def _read(self, norm: torch.Tensor, loss: torch.Tensor) -> list[float]:
+    def _read(self, loss: torch.Tensor) -> list[float]:
         if self._processes.count > 1:
-            return [float(norm), self._processes.total(loss)]
+            return self._optimization.read_on_all(loss, self._processes)
+        norm = self._optimization.gradient_norm()
         return read_both(norm, loss) if self._moves else [float(norm), float(loss)]
 
     def clip(self, ctx: Context) -> None:
@@ -400,6 +405,10 @@ class Optimization:
                 gradient.mul_(factor)
         self.gather_gradients(update)
 
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Join the gradients of all processes while the body computes those of a window's last micro-batch."""
+        return nullcontext() if self._data_parallel is None else self._data_parallel.exchanging()
+
     @property
     def trained(self) -> list[Tensor]:
         """The parameters that learn."""
@@ -413,7 +422,8 @@ class Optimization:
     def gather_gradients(self, update: object) -> None:
         """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window.
 
-        Those of a sharded model are joined by its backward; here its processes only drop those that none of them used.
+        Mostly the window's last backward has joined them by now (`exchanging`). Those of a sharded model its backward has
+        joined always; here its processes only drop those that none of them used.
         """
         self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
@@ -436,6 +446,17 @@ class Optimization:
         norms = list(torch._foreach_norm(gradients))
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return total
+
+    def read_on_all(self, loss: Tensor, processes: Processes) -> list[float]:
+        """Return the gradient norm, the same on all processes, and the sum of their losses; all call this together."""
+        norm = float(self.gradient_norm())
+        (total,), is_same = processes.sum_and_compare([loss], gradient_mark(norm))
+        if self._data_parallel is not None:
+            if not is_same:
+                self._data_parallel.join_again()
+                norm = float(self.gradient_norm())
+            self._data_parallel.note_compared()
+        return [norm, total]
 
     def clip(self, norm: float) -> None:
         """Scale the gradients down to `max_grad_norm`, if they are longer."""
