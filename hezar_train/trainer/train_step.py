@@ -422,8 +422,8 @@ class Optimization:
     def gather_gradients(self, update: object) -> None:
         """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window.
 
-        Mostly the window's last backward has joined them by now (`exchanging`). Those of a sharded model its backward has
-        joined always; here its processes only drop those that none of them used.
+        Mostly the window's last backward has joined them by now (`exchanging`), and that of a sharded model always;
+        here its processes only drop those that none of them used.
         """
         self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
