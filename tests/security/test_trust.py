@@ -299,7 +299,8 @@ def test_what_a_run_leads_to_is_mine_if_i_say_so_or_if_my_recipe_does(invoke: In
 
 WITH_RULES_OF_THEIR_OWN = {"output_dir", "checkpoints_dir", "logs_dir", "hub_model_id", "hub_revision"}
 LEAD_NOWHERE = {
-    "task", "device", "mixed_precision", "sharding", "gradient_compression", "length_column", "loss_weight", "metric_for_best_model",
+    "task", "device", "mixed_precision", "sharding", "gradient_compression", "length_column", "loss_weight",
+    "metric_for_best_model",
     "early_stopping_mode", "early_stopping_metric", "stop_when", "save_freq", "batch_or_epoch", "local_param",
     "finetune_batch_or_epoch", "finetune_freeze_param", "finetune_param", "hub_strategy", "hub_card",
 }  # fmt: skip
