@@ -274,11 +274,13 @@ def _left_open(error: yaml.MarkedYAMLError) -> str:
         return ""
     if problem == "found unexpected end of stream":
         return f"line {start.line + 1}: a quote is opened there and not closed. Close it."
-    if (found := re.match(r"expected ',' or '([\]}])', but got (.+)", problem)) is None or start.line == end.line:
+    if (found := re.match(r"expected ',' or '([\]}])', but got (.+)", problem)) is None:
         return ""
     opened = f"line {start.line + 1}: a {'[' if found[1] == ']' else '{'!r} is opened there and not closed"
     if found[2] == "'<stream end>'":
         return f"{opened}. Close it."
+    if start.line == end.line:
+        return ""
     return f"{opened} where line {end.line + 1} begins. Close it, or put a comma between its values."
 
 
