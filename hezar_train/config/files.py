@@ -248,10 +248,8 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
     try:
         return yaml.load(content, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        if of_lines and (start := error.context_mark) is not None and (opened := _left_open(error)):
-            raise ConfigError(
-                f"{source}, line {start.line + 1}: {opened} is opened there and not closed. Close it."
-            ) from error
+        if of_lines and (told := _left_open(error)):
+            raise ConfigError(f"{source}, {told}") from error
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
         is_unreadable = of_lines and isinstance(error, UNREADABLE)
@@ -270,12 +268,20 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
 
 
 def _left_open(error: yaml.MarkedYAMLError) -> str:
-    """Say what is opened at an error's context and not closed before the end; nothing for other errors."""
-    problem = str(error.problem)
+    """Say where a quote or a bracket is opened that is not closed; nothing for other errors."""
+    start, end, problem = error.context_mark, error.problem_mark, str(error.problem)
+    if start is None or end is None:
+        return ""
     if problem == "found unexpected end of stream":
-        return "a quote"
-    found = re.fullmatch(r"expected ',' or '([\]}])', but got '<stream end>'", problem)
-    return "" if found is None else f"a {'[' if found[1] == ']' else '{'!r}"
+        return f"line {start.line + 1}: a quote is opened there and not closed. Close it."
+    if (found := re.match(r"expected ',' or '([\]}])', but got (.+)", problem)) is None:
+        return ""
+    opened = f"line {start.line + 1}: a {'[' if found[1] == ']' else '{'!r} is opened there and not closed"
+    if found[2] == "'<stream end>'":
+        return f"{opened}. Close it."
+    if start.line == end.line:
+        return ""
+    return f"{opened} where line {end.line + 1} begins. Close it, or put a comma between its values."
 
 
 def refuse_endless_yaml(content: str) -> None:

@@ -119,7 +119,9 @@ def test_a_bare_no_is_a_precision(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("filename", "content", "sentence"),
     [
-        ("a.yaml", "output_dir: run\nseed: [1, 2\n", "a.yaml, line 3: "),
+        ("a.yaml", "output_dir: run\nseed: [1, 2\n", "a.yaml, line 2: a '[' is opened there and not closed"),
+        ("a.yaml", "output_dir: run\nx: {a: 1\nseed: 1\n", "a.yaml, line 2: a '{' is opened there and not closed"),
+        ("a.yaml", "x: 1\noutput_dir: 'run\nseed: 1\n", "a.yaml, line 2: a quote is opened there and not closed"),
         ("a.yaml", "output_dir: run\n\tseed: 1\n", "a.yaml, line 2: "),
         ("a.yaml", "seed: 1\nbatch_size: 2\nseed: 3\n", "a.yaml, line 3: the key 'seed' appears twice"),
         ("a.yaml", "- seed\n", "a.yaml, line 1: expected a mapping of names to values (batch_size: 16), got a list"),

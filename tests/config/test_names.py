@@ -11,6 +11,8 @@ from accelerate.utils import LoggerType
 
 from hezar_train.config import TrainerConfig, names
 from hezar_train.errors import ConfigError
+from hezar_train.trainer.loss_refusals import refuse_needy_criterion
+from hezar_train.trainer.model_runner import build_criterion
 
 
 def test_optimizers_are_those_of_torch() -> None:
@@ -24,7 +26,17 @@ def test_schedulers_are_those_of_torch() -> None:
 
 
 def test_losses_are_those_of_torch() -> None:
-    assert set(names.LOSSES) == {name for name in dir(torch.nn) if name.endswith("Loss")}
+    every = {name for name in dir(torch.nn) if name.endswith("Loss")}
+    assert {*names.LOSSES, *names.NEEDY_LOSSES} == every
+    assert {name for name in every if _is_usable(name)} == set(names.LOSSES)
+
+
+def _is_usable(name: str) -> bool:
+    try:
+        refuse_needy_criterion(name, build_criterion(name))
+    except ConfigError:
+        return False
+    return True
 
 
 def test_trackers_are_those_of_accelerate() -> None:
@@ -32,7 +44,7 @@ def test_trackers_are_those_of_accelerate() -> None:
 
 
 def test_lists_are_sorted_and_without_doubles() -> None:
-    for listed in (names.OPTIMIZERS, names.SCHEDULERS, names.LOSSES, names.TRACKERS, names.DEVICES):
+    for listed in (names.OPTIMIZERS, names.SCHEDULERS, names.LOSSES, names.NEEDY_LOSSES, names.TRACKERS, names.DEVICES):
         assert list(listed) == sorted(set(listed))
 
 

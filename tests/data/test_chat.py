@@ -164,6 +164,8 @@ def test_what_is_no_conversation_is_refused(make_tokenizer: Any, messages: Any, 
 def test_templates_that_do_not_fit_are_refused(make_tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match=r"has no chat template.*tokenizer.chat_template"):
         encode_conversation(TALK, make_tokenizer(None))
+    with pytest.raises(ConfigError, match=r"the tokenizer is 'bert', a text, which has no apply_chat_template\(\)"):
+        encode_conversation(TALK, "bert")
     with pytest.raises(DataError, match="renders the conversation with message 2 otherwise than the whole begins"):
         encode_conversation(TALK, make_tokenizer(FORGETFUL))
     with pytest.raises(DataError, match=r"refuses a conversation of the roles system, .*: the user begins"):

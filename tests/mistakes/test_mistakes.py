@@ -136,7 +136,11 @@ USES = [
         r"is a checkpoint; expected the folder of its run.*: .*runs/tiny --checkpoint 4",
     ),
     (["resume", "runs/tiny", "batch_size=4"], 2, r"batch_size: 8 in the checkpoint, 4 now.*accept_changes=True"),
-    (["train", "recipes/tiny/config.yml"], 2, r"config\.yml: there is no such file\. Did you mean 'config\.yaml'\?"),
+    (
+        ["train", "recipes/tiny/config.yml"],
+        2,
+        r"config\.yml: there is no such file\. Did you mean 'recipes/tiny/config\.yaml'\?",
+    ),
     (
         ["train", "recipes/tiny/flat.yaml"],
         2,
@@ -150,7 +154,7 @@ USES = [
         r"line 1: .*Take out the comma before it, or the comment: JSON has",
     ),
     (["config", "validate", "single.json"], 2, r"line 1: .*Write names and texts in double quotes, or save"),
-    (["config", "validate", "open.yaml"], 2, r"A quote is opened before and not closed: close it"),
+    (["config", "validate", "open.yaml"], 2, r"open\.yaml, line 1: a quote is opened there and not closed\. Close it"),
     (
         ["config", "validate", "template.yaml"],
         2,
@@ -158,6 +162,17 @@ USES = [
     ),
     (["push", "runs/tiny"], 2, r"names no repository \(hub_model_id\)\. Name one: --repo OWNER/NAME"),
     (["export", "runs/tiny", "recipes"], 2, r"recipes is not empty\. Name a folder that is, or one that is not there"),
+    (["config", "validate", "open.yml"], 2, r"open\.yml: there is no such file\. Did you mean 'open\.yaml'\?"),
+    (
+        ["config", "validate", "bracket.yaml"],
+        2,
+        r"bracket\.yaml, line 2: a '\[' is opened there and not closed\. Close it",
+    ),
+    (
+        ["train", "tiny", "resume_from_checkpoint=runs/tiny/checkpoints/4"],
+        2,
+        r"checkpoints has 00000004; true takes the newest\. Did you mean 'runs/tiny/checkpoints/00000004'\?",
+    ),
 ]
 FILES = {
     "wide.txt": b"1 2 3\n",
@@ -170,6 +185,7 @@ FILES = {
     "comma.json": b'{"output_dir": "x", "batch_size": 8,}',
     "single.json": b"{'output_dir': 'x'}",
     "open.yaml": b"output_dir: 'runs/x\n",
+    "bracket.yaml": b"output_dir: runs/x\nmetrics: [mse,\nbatch_size: 8\n",
     "template.yaml": b"output_dir: {{ out }}\n",
     "recipes/tiny/flat.yaml": b"output_dir: runs/x\nbatch_size: 8\n",
     "recipes/tiny/glued.yaml": b"trainer:\n  output_dir:runs/x\n",

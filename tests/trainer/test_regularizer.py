@@ -61,6 +61,22 @@ def test_it_stands_among_the_hooks_only_if_there_is_one(toy: Build) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"regularizer": "one"}, 1),
+        ({"regularizer": "one", "regularizer_mu": 0.1}, 0),
+        ({}, 0),
+    ],
+)
+def test_one_that_adds_nothing_is_told_once(
+    toy: Build, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], told: int
+) -> None:
+    toy(**fields).train()
+    words = "regularizer='one' adds nothing to the loss: its factor, regularizer_mu, is 0. Set it"
+    assert caplog.text.count(words) == told
+
+
+@pytest.mark.parametrize(
     ("name", "sentence"),
     [("squraes", r"not registered.*Did you mean 'squares'"), ("no.such.thing", "cannot be imported")],
 )
