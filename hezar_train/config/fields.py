@@ -163,14 +163,12 @@ class RunFields:
 
     def _instead_of_step(self, step: int) -> str:
         """Say what to resume from instead of the number of a step."""
-        from hezar_train.run_layout import RunLayout, step_name  # inside, as it reads configs
-
         if step < 1:
             return "write True for the newest, or leave it out to start afresh"
         below = getattr(self, "checkpoints_dir", "checkpoints")
-        if list(path("output_dir", self.output_dir)) or list(path("checkpoints_dir", below)):
-            return f"for step {step} write OUTPUT_DIR/checkpoints/{step_name(step)}"
-        return f"for step {step} write {RunLayout(self.output_dir, below).checkpoints / step_name(step)}"
+        is_odd = [*path("output_dir", self.output_dir), *path("checkpoints_dir", below)]
+        folder = "the run's folder of checkpoints" if is_odd else os.path.join(self.output_dir, below)
+        return f"for step {step} write the path of its folder in {folder}, whose name is the step in eight digits"
 
     def _problems_of_output_dir(self) -> Iterator[str]:
         if self.output_dir is None:
