@@ -354,6 +354,7 @@ def trainer_config(cfg: Any, *, device: Any, output_dir: Path, accumulates: bool
         "device": _device_name(device),
         "batch_size": batch_size,
         "global_batch_size": batch_size * accumulation,  # of all processes: several of them do what one does
+        "loss_weight": "samples",  # batches count by their samples, whatever the model is called
         "dataloader_shuffle": bool(cfg.dataloader.shuffle),
         "drop_last": bool(cfg.dataloader.drop_last),
         "num_dataloader_workers": int(cfg.dataloader.num_workers),
