@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from hezar_train.config.names import is_dotted_path, is_importable, scheduler_name
-from hezar_train.errors import choices, suggestion
+from hezar_train.errors import choices, nearest, suggestion
 from hezar_train.run_folder import can_be_path
 
 __all__ = [
@@ -176,9 +176,17 @@ def one_of(name: str, value: Any, known: Collection[str], optional: bool = True)
 
 
 def known_name(
-    name: str, value: Any, known: Collection[str], shown: str, fold: Callable[[str], str | None] = str
+    name: str,
+    value: Any,
+    known: Collection[str],
+    shown: str,
+    fold: Callable[[str], str | None] = str,
+    needy: Collection[str] = (),
 ) -> Iterator[str]:
-    """Check a name of torch (spelled after `fold`) or a dotted path; `shown` lists the names worth reading."""
+    """Check a name of torch (spelled after `fold`) or a dotted path; `shown` lists the names worth reading.
+
+    Those that are `needy` are known and never offered: what is built of them says what it lacks.
+    """
     if value is None:
         return
     if not isinstance(value, str):
@@ -189,6 +197,12 @@ def known_name(
         listed = f"{shown}, or a dotted path such as 'package.module.Class'."
         if value == "None":
             yield f"{name}='None' is a text. {AS_NONE} Else choose from: {listed}"
+            return
+        if (near := nearest(value, known)) in needy:
+            yield (
+                f"{name}={str(value)!r} is not known. {near} of torch.nn needs more than logits and labels, which a "
+                f"{name} does not get: compute it in the model's compute_loss(), or choose another."
+            )
             return
         hint = instead_of(value) or suggestion(value, shown.split(", ")) or suggestion(value, known)
         yield f"{name}={str(value)!r} is not known. Choose from: {listed}{hint}"

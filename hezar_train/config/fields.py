@@ -41,13 +41,12 @@ from hezar_train.config.names import (
     SHORT_SCHEDULERS,
     SINGLE_DEVICES,
     TRACKERS,
-    is_dotted_path,
     optimizer_name,
     scheduler_name,
     tells_unknown_fields,
 )
 from hezar_train.config.other_schedules import answer_to_dict, answer_to_name
-from hezar_train.errors import ConfigError, choices, nearest, suggestion
+from hezar_train.errors import ConfigError, choices, suggestion
 from hezar_train.types import LRSchedulerType, OptimizerType, PrecisionType, TaskType
 
 __all__ = [
@@ -413,19 +412,10 @@ class OptimizerFields:
         yield from number("weight_decay_norm", self.weight_decay_norm, optional=True)
         yield from number("weight_decay_bias", self.weight_decay_bias, optional=True)
         yield from number("max_grad_norm", self.max_grad_norm, above=0, optional=True, without="no clipping")
-        yield from self._problems_of_criterion()
+        yield from known_name(
+            "criterion", self.criterion, (*LOSSES, *NEEDY_LOSSES), choices(LOSSES), needy=NEEDY_LOSSES
+        )
         yield from one_of("loss_weight", self.loss_weight, ("samples", "labels"))
-
-    def _problems_of_criterion(self) -> Iterator[str]:
-        given = self.criterion
-        near = nearest(given, (*LOSSES, *NEEDY_LOSSES)) if isinstance(given, str) else None
-        if near not in NEEDY_LOSSES or is_dotted_path(str(given)):
-            yield from known_name("criterion", given, LOSSES, choices(LOSSES))
-        elif given != near:
-            yield (
-                f"criterion={str(given)!r} is not known. {near} of torch.nn needs more than logits and labels, which a "
-                "criterion does not get: compute it in the model's compute_loss(), or choose another."
-            )
 
     def _problems_of_momentum(self) -> Iterator[str]:
         wrong = list(number("momentum", self.momentum, optional=True))

@@ -150,7 +150,7 @@ def assemble(
     log = UpdateLog(storage)
     hold = DeviceHold(model, runtime.device, offloads=config.offload_after_routine)
     criterion, regularizer = build_criterion(config.criterion), find_regularizer(config.regularizer)
-    if not setup.only_for_eval:
+    if regularizer is not None and config.regularizer_mu == 0 and not setup.only_for_eval:
         _tell_of_idle_regularizer(config)
     weigher, count_labels = _weigher(given)
     if config.uses_lengths and not setup.only_for_eval:
@@ -232,12 +232,11 @@ def in_order(config: Any, model: Any) -> tuple[Any, Any]:
 
 def _tell_of_idle_regularizer(config: TrainerConfig) -> None:
     """Warn of a regulariser that would be computed and add nothing."""
-    if config.regularizer is not None and config.regularizer_mu == 0:
-        logger.warning(
-            "regularizer=%r adds nothing to the loss: its factor, regularizer_mu, is 0. Set it, such as "
-            "regularizer_mu=0.1, or leave regularizer out.",
-            config.regularizer,
-        )
+    logger.warning(
+        "regularizer=%r adds nothing to the loss: its factor, regularizer_mu, is 0. Set it, such as "
+        "regularizer_mu=0.1, or leave regularizer out.",
+        config.regularizer,
+    )
 
 
 def refuse_missing(*, needs_data: bool, **needed: Any) -> None:

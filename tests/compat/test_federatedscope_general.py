@@ -382,6 +382,14 @@ class TestHooks:
 
 
 class TestPlugins:
+    def test_a_factor_of_0_which_is_the_default_there_is_not_warned_of(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        trainer = wrap_fedprox_trainer(build(tmp_path, regularizer__type="proximal_regularizer", fedprox__mu=0.0))
+        trainer.train()
+        assert trainer.cfg.regularizer.mu == 0
+        assert "adds nothing" not in caplog.text
+
     def test_fedprox_draws_to_the_weights_that_a_round_began_with(self, tmp_path: Path) -> None:
         trainer = wrap_fedprox_trainer(build(tmp_path, fedprox__mu=0.3))
         trainer.train()

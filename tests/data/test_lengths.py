@@ -37,8 +37,12 @@ def test_a_sample_tells_its_length(sample: Any, column: str | None, length: int)
 @pytest.mark.parametrize(
     ("sample", "column", "words"),
     [
-        ({"text": "a"}, None, r"not known: it is a mapping with 'text', and has not a key that ends in token_ids"),
-        ({"text": "a"}, "size", "has not the column 'size'"),
+        (
+            {"text": "a"},
+            None,
+            r"not known: it is a mapping with 'text'; expected a mapping with a key that ends in token_ids",
+        ),
+        ({"text": "a"}, "size", "length_column='size' is not in a sample, which has 'text'"),
         ({"text": "a"}, "text", "the column 'text' of a sample is a text.* no length in tokens"),
         (torch.ones(()), None, "not known"),
     ],
@@ -68,7 +72,10 @@ def test_a_column_of_a_table_is_read_without_its_samples() -> None:
     assert measure(table, None, None, 0).tokens.tolist() == [3, 1]
     assert measure(table, "size", None, 0).tokens.tolist() == [7, 2]
     assert measure(table.select([1, 0]), "size", None, 0).tokens.tolist() == [2, 7]
-    with pytest.raises(DataError, match="the column 'length', which the data does not have: it has input_ids, size"):
+    with pytest.raises(
+        DataError,
+        match=r"length_column='length' is not in the data, which has 'input_ids', 'size'\. Leave length_column out",
+    ):
         measure(table, "length", None, 0)
     changed = table.with_transform(lambda rows: {"input_ids": [[0] * 4 for _ in rows["size"]]})
     assert measure(changed, None, None, 0).tokens.tolist() == [4, 4]

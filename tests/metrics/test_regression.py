@@ -181,7 +181,7 @@ def test_a_column_and_a_line_of_predictions_are_the_same(make: Callable[[], Metr
 
 @pytest.mark.parametrize("shape", [(3,), (4, 2), (2, 2), ()])
 def test_shapes_that_do_not_fit_are_refused_not_broadcast(shape: tuple[int, ...]) -> None:
-    with pytest.raises(DataError, match=r"give \(samples\) or \(samples, outputs\) for both"):
+    with pytest.raises(DataError, match=r"expected one shape: \(samples\) or \(samples, outputs\) for both"):
         MeanSquaredError().update(torch.zeros(shape), torch.zeros(4))
 
 

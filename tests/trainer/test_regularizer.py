@@ -11,6 +11,7 @@ import torch
 from hezar_train import Trainer
 from hezar_train.errors import ConfigError
 from hezar_train.loop import Context
+from hezar_train.trainer import model_runner
 from hezar_train.trainer.model_runner import register_regularizer
 from hezar_train.types import Mode
 
@@ -83,6 +84,12 @@ def test_one_that_adds_nothing_is_told_once(
 def test_an_unknown_one_is_refused(toy: Build, name: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         toy(regularizer=name)
+
+
+def test_where_none_is_registered_it_is_said(toy: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "_REGISTERED", {})
+    with pytest.raises(ConfigError, match=r"Registered: none\. Register a function .*'one', f\).*Set regularizer_mu"):
+        toy(regularizer="one")
 
 
 def test_a_dotted_path_is_imported(toy: Build, monkeypatch: pytest.MonkeyPatch) -> None:
