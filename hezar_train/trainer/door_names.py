@@ -77,12 +77,11 @@ ATTRIBUTES_OF_OTHERS = {
 
 def door_of(name: str) -> str:
     """Return what a name is here, or where it is to be found, as the end of a sentence; empty for other names."""
-    if name in ATTRIBUTES_OF_OTHERS:
-        return f". Here it is {ATTRIBUTES_OF_OTHERS[name]}"
+    here = f". Here it is {ATTRIBUTES_OF_OTHERS[name]}" if name in ATTRIBUTES_OF_OTHERS else ""
     for door, names in NAMES_BY_DOOR.items():
         if name in names:
-            return f". It is {door}'s: from hezar_train.compat.{door} import Trainer"
-    return ""
+            return f"{here}. It is {door}'s: from hezar_train.compat.{door} import Trainer"
+    return here
 
 
 def refuse_methods_of_doors(kind: type) -> None:

@@ -111,7 +111,7 @@ def test_the_sections_of_a_recipe_are_checked_together(invoke: Invoke, tmp_path:
     [
         ("- a\n", "bad.yaml, line 1: expected a mapping"),
         ("a: [\n", "bad.yaml, line 2"),
-        ("trainer: 3\n", "the section 'trainer' is a int"),
+        ("trainer: 3\n", "the section 'trainer' is an int"),
         (
             "recipe: {}\ntrianer: {}\n",
             "'trianer' is not a section: expected recipe and trainer. Did you mean 'trainer'?",
@@ -130,7 +130,10 @@ def test_a_file_of_another_form_is_refused_with_its_place(
 
 def test_a_missing_file_is_refused(invoke: Invoke) -> None:
     done = invoke("config", "validate", "nothing.yaml")
-    assert (done.exit_code, done.stderr) == (2, "error: nothing.yaml: there is no such file\n")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: nothing.yaml: there is no such file. Name a config file that is there.\n",
+    )
 
 
 def test_what_works_but_may_not_be_meant_is_a_warning(invoke: Invoke, tmp_path: Path) -> None:

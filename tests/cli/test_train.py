@@ -166,7 +166,10 @@ def test_a_fast_dev_run_leaves_the_real_run_alone_whatever_the_overrides_say(inv
     ("given", "words"),
     [
         ("nofile.yaml", "nofile.yaml: there is no such file. Name a config file in a recipe's folder, or a recipe"),
-        ("recipes/sums/confg.yaml", "recipes/sums/confg.yaml: there is no such file. Did you mean 'config.yaml'?"),
+        (
+            "recipes/sums/confg.yaml",
+            "recipes/sums/confg.yaml: there is no such file. Did you mean 'recipes/sums/config.yaml'?",
+        ),
         ("runs/sums/plan.json", "plan.json is not a config. The config of this run is runs/sums/train_config.yaml."),
         ("runs/sums/train_confg.yaml", "is not there. The config of this run is runs/sums/train_config.yaml."),
     ],

@@ -326,7 +326,7 @@ class TestLossesThatTrainNothing:
     @pytest.mark.parametrize(
         ("loss", "message"),
         [
-            (lambda logits: 1.0, "the loss is a float; expected a single number"),
+            (lambda logits: 1.0, "the loss is 1.0, a float; expected a single number"),
             (lambda logits: logits.sum(-1), "the loss is float32 of shape 4; expected a single number"),
             (lambda logits: logits.sum().detach(), "without a gradient: it was detached"),
         ],
