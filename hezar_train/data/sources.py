@@ -197,11 +197,11 @@ def _from_loader(loader: DataLoader[Any], collate: Collator | None, order: Order
             "that some would never be seen. Pass the dataset, or a loader without it."
         )
     own = replace(
-        order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory,
-        worker_settings=_worker_settings(loader),
-    )  # fmt: skip
+        order, batch_size=loader.batch_size or 1, num_workers=loader.num_workers, pin_memory=loader.pin_memory
+    )
     if hasattr(loader, "state_dict") or (is_stream(loader.dataset) and loader.num_workers):
-        return StreamSource(loader, own, identity, is_batched=True)
+        return StreamSource(loader, own, identity, is_batched=True)  # it starts its workers itself
+    own = replace(own, worker_settings=_worker_settings(loader))
     if loader.batch_sampler is None and loader.batch_size is None:
         return _from_ready_batches(loader, own)
     collate = collate or _own_collate(loader)

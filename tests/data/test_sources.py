@@ -449,6 +449,11 @@ def test_workers_begin_as_a_ready_loader_says(sampler: Any) -> None:
     assert [is_ready for _, is_ready in rows] == [1] * 8
 
 
+def test_a_loader_that_starts_its_workers_itself_may_start_them_in_any_way() -> None:
+    loader = StatefulLoader(Readiness(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    assert isinstance(opened(loader), StreamSource)
+
+
 def test_workers_that_would_start_otherwise_are_refused() -> None:
     loader = DataLoader(Readiness(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(DataError, match="multiprocessing_context='spawn', and the trainer forks its workers"):
