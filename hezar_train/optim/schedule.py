@@ -165,12 +165,12 @@ class Schedule:
     def after_update(self, update_step: int, ends_epoch: bool, applied: bool = True) -> None:
         """Tick what is due after an update; one that was not applied can only end an epoch."""
         is_tick = applied and self.period_updates is not None and update_step % self.period_updates == 0
-        due: dict[Pace | None, bool] = {Pace.TICK: is_tick, Pace.EPOCH: ends_epoch}
-        if due.get(self._momentum_pace):
+        momentum_pace, rate_pace = self._momentum_pace, self.rate_pace
+        if (is_tick and momentum_pace is Pace.TICK) or (ends_epoch and momentum_pace is Pace.EPOCH):
             self.tick_momentum()
         if self._warmup is not None:
             self._go_on_from_warmup(self._warmup, update_step, ends_epoch, applied)
-        elif due.get(self.rate_pace):
+        elif (is_tick and rate_pace is Pace.TICK) or (ends_epoch and rate_pace is Pace.EPOCH):
             self.tick_rate()
 
     def _go_on_from_warmup(self, warmup: WarmUp, update_step: int, ends_epoch: bool, applied: bool) -> None:

@@ -82,8 +82,9 @@ class Due:
     @property
     def _is_quiet(self) -> bool:
         """Whether the last update is one of the many after which there is nothing to do."""
-        now = self._state.update_step
-        return not (self.save_requested or self._flag.asked or any(now % period == 0 for period in self._periods))
+        if self.save_requested or self._flag.asked:
+            return False
+        return all(map(self._state.update_step.__mod__, self._periods))  # the remainder of none is 0
 
     def at_start(self, _: Context) -> None:
         """Let all processes know what one was asked for before the first batch of an epoch, or of the run."""

@@ -51,6 +51,8 @@ __all__ = [
 ]
 
 LABEL_KEYS = ("labels", "label")
+MAPPING = (dict, Mapping)
+"""For isinstance(), which asks them in this order: `Mapping` alone takes ten times as long to see a dict."""
 TAKEN_NAMES = frozenset({"self", "model_outputs"})
 """Names that no key of a batch can have, because it is passed to compute_loss() by name."""
 
@@ -76,7 +78,7 @@ class ModelRunner:
                 return as_outputs(self._model(*batch[:-1] if len(batch) > 1 else batch))
             if isinstance(batch, torch.Tensor):
                 return as_outputs(self._model(batch))
-            if isinstance(batch, Mapping):
+            if isinstance(batch, MAPPING):
                 return as_outputs(self._model(**self._arguments(batch)))
         except Exception as error:
             self._tell_of(batch, error)
@@ -202,16 +204,16 @@ def refuse_unused_criterion(runners: Iterable[ModelRunner], *, resumes: bool) ->
 
 def labels_of(batch: Any) -> Any:
     """Find a batch's labels: under "labels" or "label", or last in a tuple."""
+    if isinstance(batch, MAPPING):
+        return next((batch[key] for key in LABEL_KEYS if key in batch), None)
     if isinstance(batch, list | tuple):
         return batch[-1] if len(batch) > 1 else None
-    if isinstance(batch, Mapping):
-        return next((batch[key] for key in LABEL_KEYS if key in batch), None)
     return None
 
 
 def others_of(batch: Any) -> Mapping[str, Any]:
     """Return what a batch holds beside "labels", by name; labels under "label" are told under that name, too."""
-    if not isinstance(batch, Mapping):
+    if not isinstance(batch, MAPPING):
         return {}
     if not TAKEN_NAMES.isdisjoint(batch):
         raise DataError(

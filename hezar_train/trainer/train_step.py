@@ -63,6 +63,7 @@ from hezar_train.trainer.own_code import OwnSteps
 
 __all__ = ["Optimization", "TrainStep", "UpdateLog", "read_both"]
 
+NOTHING = nullcontext()
 CLIP_MARGIN = 1e-6  # what torch adds to the norm before it divides
 
 
@@ -163,10 +164,10 @@ class TrainStep:
         trained = scaled if step.loss_regular is None else scaled + self._regular_part(ctx, share)
         if step.loss_task is not None and share:  # a hook has put another loss in the place of both
             trained = _trainable(step.loss_task) * share
-        is_sent = self._processes.count > 1 and step.closes_window
         if self._processes.count > 1:
             trained = trained * self._processes.count  # shares are of all processes' sum; joining gradients averages
-        with self._optimization.exchanging() if is_sent else nullcontext():
+        is_sent = self._processes.count > 1 and step.closes_window
+        with self._optimization.exchanging() if is_sent else NOTHING:
             if trained.requires_grad:
                 scaled_up = trained if self._scaler is None else self._scaler.scale(trained)
                 try:
@@ -174,9 +175,11 @@ class TrainStep:
                 except RuntimeError as error:
                     error.add_note(NO_BACKWARD)
                     raise
-        outputs = step.outputs = copy.copy(step.outputs)  # an overridden forward() may keep what it returned
-        outputs["loss"] = loss.detach()
-        add_loss(ctx, scaled.detach())
+        outputs, found = step.outputs, loss.detach()
+        # a copy, because an overridden forward() may keep what it returned
+        step.outputs = outputs = dict(outputs) if type(outputs) is dict else copy.copy(outputs)
+        outputs["loss"] = found
+        add_loss(ctx, found if scaled is loss else scaled.detach())
 
     def _regular_part(self, ctx: Context, share: float) -> torch.Tensor:
         part: torch.Tensor = ctx.step.loss_regular * share
@@ -378,11 +381,13 @@ class Optimization:
         add_param_group() and group["params"].append() come at any time: all that is stepped is normed, clipped and
         freed, too. To compare costs less than to free the gradients.
         """
-        now: list[Tensor] = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        before = self._parameters
+        groups, before = self.optimizer.param_groups, self._parameters
+        now: list[Tensor] = (
+            groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
+        )
         if len(now) == len(before) and all(map(operator.is_, now, before)):
             return []
-        self._parameters = now
+        self._parameters = now = list(now)
         self._is_uniform = len({(p.device, p.dtype) for p in now}) == 1
         self._is_sharded = any(hasattr(p, "device_mesh") for p in now)
         known = set(map(id, before))
@@ -407,7 +412,7 @@ class Optimization:
 
     def exchanging(self) -> AbstractContextManager[None]:
         """Join the gradients of all processes while the body computes those of a window's last micro-batch."""
-        return nullcontext() if self._data_parallel is None else self._data_parallel.exchanging()
+        return NOTHING if self._data_parallel is None else self._data_parallel.exchanging()
 
     @property
     def trained(self) -> list[Tensor]:
