@@ -50,13 +50,35 @@ class Due:
     ) -> None:
         self._state, self._flag, self._actions, self._processes = state, flag, actions, processes
         self._fit: Fit | None = None
-        self._concluded_step = -1
+        self._concluded_step = self._logged_step = self._done_step = -1
+        self._first_step: int | None = None
         self.save_requested = False
         self.follow(setup)
 
     def begin(self, fit: Fit) -> None:
         """Go by the end of a walk that begins."""
         self._fit = fit
+        if self._first_step is None:
+            self._first_step = self._state.global_step
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last call failed after an update was counted and before what fell due then was done."""
+        now = self._state.global_step
+        if self._first_step in {None, now} or self._state.evaluation_pending:  # which `make_up` goes by
+            return False
+        return self._done_step != now or (self._is_at_end and self._concluded_step != now)
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self._state.epoch_finished or (self._fit is not None and self._fit.ends)
+
+    def make_up(self) -> None:
+        """Do what fell due after the last update and was not done: a call failed there, or a resume begins there."""
+        if self.is_behind:
+            self._act(at_epoch_end=self._is_at_end)
+        elif self._state.evaluation_pending:
+            self.conclude()
 
     def follow(self, setup: RunSetup) -> None:
         """Go by another plan."""
@@ -75,8 +97,8 @@ class Due:
         if step.closes_window and self._processes.count > 1:
             self.agree_on_requests()
         if not step.closes_window or not step.applied or step.window.ends_epoch or self._is_quiet:
-            return
-        if self._fit is None or not self._fit.ends:
+            self._done_step = self._state.global_step
+        elif self._fit is None or not self._fit.ends:
             self._act(at_epoch_end=False)
 
     @property
@@ -98,7 +120,8 @@ class Due:
 
     def forget(self) -> None:
         """Take no update for done: the state was put back to an earlier one."""
-        self._concluded_step, self.save_requested = -1, False
+        self._concluded_step = self._logged_step = self._done_step = -1
+        self._first_step, self.save_requested = None, False
 
     def conclude(self) -> None:
         """Evaluate, where there is data for it, and draw the conclusions; at a resume again, from the record."""
@@ -124,15 +147,15 @@ class Due:
     def _act(self, *, at_epoch_end: bool) -> None:
         plan, state, now = self._plan, self._state, self._state.update_step
         evaluates = self._evaluates and (at_epoch_end or is_due(plan.eval_updates, now))
-        if at_epoch_end or is_due(plan.log_updates, now):
+        if (at_epoch_end or is_due(plan.log_updates, now)) and self._logged_step != state.global_step:
+            self._logged_step = state.global_step
             self._actions.log()
         save_is_due = at_epoch_end or evaluates or is_due(plan.save_updates, now)
         concludes = evaluates or at_epoch_end
         saves = self._saves and (save_is_due or self.save_requested or self._flag.asked)
         if saves:
-            state.evaluation_pending = concludes
-            self._actions.save()
-            self.save_requested = False
+            self._save(concludes)
+        self._done_step = state.global_step
         if saves or not self._saves:  # leave only after a save, so that nothing is lost; at once where none is made
             self._leave_if_asked()
         if concludes:
@@ -140,6 +163,17 @@ class Due:
             # On one process a signal has ended the evaluation half way, unconcluded (`EvaluationSteps.measure`);
             # several finish it and agree on the signal at the end of `conclude`.
             self._leave_if_asked()
+
+    def _save(self, concludes: bool) -> None:
+        """Save, with a note of whether an evaluation follows; one that failed is made up for by the next call."""
+        state = self._state
+        state.evaluation_pending = concludes
+        try:
+            self._actions.save()
+        except BaseException:
+            state.evaluation_pending = False
+            raise
+        self.save_requested = False
 
     def _leave_if_asked(self) -> None:
         if not self._flag.asked or self._flag.signal is None:

@@ -154,7 +154,7 @@ class RunSession:
         self.train_step.begin()
         self._fit = fit
         try:
-            self.loop.fit(fit, self._conclude_pending)
+            self.loop.fit(fit, self._due.make_up)
             # A hook of the last evaluation may have asked for a save: of an update that was saved before it already.
             self._due.save_requested = False
         finally:
@@ -175,9 +175,9 @@ class RunSession:
         elif (idle := idle_part(schedule, plan)) is not None:
             logger.warning("%s", idle_warning(idle, schedule, config, plan))
 
-    def _conclude_pending(self) -> None:
-        if self.state.evaluation_pending:
-            self._due.conclude()
+    def is_finished(self) -> bool:
+        """Tell whether nothing is left to do, not even what fell due after the last update of a call that failed."""
+        return not self._due.is_behind and self.status.is_finished()
 
     def result_when_finished(self, get_parameters: Callable[[], Any]) -> RoutineResult:
         """Tell that the run is done, push what is not on the Hub yet, and return what it found; without the lock.

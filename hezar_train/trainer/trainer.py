@@ -321,7 +321,7 @@ class Trainer:
         status.refuse_to_train(target_data_split_name)
         self._keep_own_optimizers()
         status.begin_call()
-        if status.is_finished():
+        if session.is_finished():
             return session.result_when_finished(self.get_model_para)
         before = status.first_samples
         with session.locked():

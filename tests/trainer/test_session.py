@@ -164,6 +164,54 @@ def test_a_call_that_failed_before_an_update_or_after_its_count_is_finished_by_t
     assert torch.equal(trainer.model.layer.weight, unbroken.model.layer.weight)
 
 
+class FailsAt:
+    """A hook that raises after one step, the first time."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.has_failed = step, False
+
+    def __call__(self, ctx: Any) -> None:
+        if ctx.state.global_step == self.step and not self.has_failed:
+            self.has_failed = True
+            fail()
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+@pytest.mark.parametrize(("moment", "step"), [("on_batch_end", 3), ("on_batch_end", 5), ("on_batch_end", 10),
+                                              ("on_epoch_end", 5), ("on_epoch_end", 10)])  # fmt: skip
+def test_what_fell_due_when_a_hook_failed_is_done_by_the_next_call(
+    toy: Build, rows: Any, logged: Any, saved_steps: Any, moment: str, step: int, evaluates: bool
+) -> None:
+    data: dict[str, Any] = {"num_epochs": 2, "save_steps": 3, "log_steps": 3, "save_total_limit": None}
+    data |= {"eval_dataset": rows(8), "eval_steps": 3} if evaluates else {}
+    toy(out="unbroken", **data).train()
+    trainer = toy(out="failed", **data)
+    trainer.register_hook_in_train(FailsAt(step), moment)
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    trainer.train()
+    assert saved_steps("failed") == saved_steps("unbroken")
+    assert [row["step"] for row in logged("failed")] == [row["step"] for row in logged("unbroken")]
+    assert trainer.train().num_samples == 0  # nothing is left to do
+
+
+def test_a_save_of_the_users_own_that_failed_is_made_again_by_the_next_call(toy: Build, saved_steps: Any) -> None:
+    class Own(Trainer):
+        failures = 1
+
+        def save(self, folder: Any, **given: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                fail()
+            return super().save(folder, **given)
+
+    trainer = toy(Own, num_epochs=2, save_total_limit=None)
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    trainer.train()
+    assert (saved_steps(), trainer.failures) == ([5, 10], 0)
+
+
 def test_where_one_file_cannot_be_opened_no_other_stays_open(toy: Build, tmp_path: Path) -> None:
     toy(max_steps=2).train()
     (table,) = (tmp_path / "run/logs").glob("*/*.csv")
