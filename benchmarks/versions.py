@@ -6,8 +6,8 @@
 Each recipe is trained three times, every start a process of its own that imports one version and has that version's
 recipe: by the old version; by the new one; and by the old one, killed with SIGKILL half way, and then by the new one to
 its end. All three must be the same: each file of each checkpoint by its SHA-256, logged rows, ledger, evaluations with
-their pictures, best result, plan and config. What a clock decides is left out, and listed below. Exits with 1 if
-something differs.
+their pictures, best result, plan and config. What a clock decides is left out, and listed below; so are settings and
+counters that only one of the two versions has, which are named. Exits with 1 if something differs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 RECIPES = ("image_classification", "vae", "gan", "text_classification")
 OVERRIDES = (  # two epochs whose last windows are short, for 83, 45 and 23 steps are odd
     *("num_epochs=2", "gradient_accumulation_steps=2"),
@@ -36,8 +38,10 @@ OVERRIDES = (  # two epochs whose last windows are short, for 83, 45 and 23 step
 WHOLE_FILES = ("ledger.jsonl", "best.json", "plan.json", "train_config.yaml", "checkpoints/**/*", "evaluations/**/*")
 UNEQUAL_KEYS = {  # sizes and names of logs, which have times in them, and hashes of files that have these
     "trainer_state.json": (("state", "files"), ("state", "logs_dir")),
-    "manifest.json": (("sha256",), ("files", "trainer_state.json")),
+    "manifest.json": (("sha256",), ("files", "trainer_state.json"), ("files", "train_config.yaml")),
 }
+READ_FILES = (*UNEQUAL_KEYS, "plan.json", "train_config.yaml")
+"""Files that are compared value by value, because another version may have a name more in them."""
 UNEQUAL_COLUMNS = ("time", "samples_per_second", "memory", "seconds")  # a column with one of these in its name
 PUT_ASIDE = ".dropped"  # what a run had done beyond the checkpoint that it went on from
 LONGEST_RUN_SECONDS = 300.0
@@ -95,6 +99,8 @@ class Outcome:
     seconds: float
     changed: list[str]
     changed_when_handed_over: list[str]
+    only_in_one: list[str]
+    """Names in the files that one version has and the other does not."""
 
     @property
     def is_good(self) -> bool:
@@ -109,20 +115,38 @@ def compare(recipe: str, old: Version, new: Version, folder: Path) -> Outcome:
     for place in places:
         place.mkdir(exist_ok=True)
     unbroken = fingerprints(old.finish(recipe, places[0]))
-    changed = changes_of(new, recipe, places[1], unbroken)
+    only_in_one: set[str] = set()
+    changed = changes_of(new, recipe, places[1], unbroken, only_in_one)
     killed_at = kill_half_way(old, recipe, places[2])
-    changed_when_handed_over = changes_of(new, recipe, places[2], unbroken)
+    changed_when_handed_over = changes_of(new, recipe, places[2], unbroken, only_in_one)
     seconds = time.monotonic() - began
-    return Outcome(recipe, len(unbroken), killed_at, seconds, changed, changed_when_handed_over)
+    return Outcome(recipe, len(unbroken), killed_at, seconds, changed, changed_when_handed_over, sorted(only_in_one))
 
 
-def changes_of(version: Version, recipe: str, folder: Path, unbroken: dict[str, str]) -> list[str]:
+def changes_of(
+    version: Version, recipe: str, folder: Path, unbroken: dict[str, Any], only_in_one: set[str]
+) -> list[str]:
     """Train to the end, and name what only one of two runs has or is not the same in both; a failure is one, too."""
     try:
         found = fingerprints(version.finish(recipe, folder))
     except RuntimeError as failure:
         return [str(failure)]
-    return sorted(name for name in unbroken.keys() | found.keys() if unbroken.get(name) != found.get(name))
+    names = sorted(unbroken.keys() | found.keys())
+    return [
+        name for name in names
+        if name not in unbroken or name not in found
+        or not _is_same(unbroken[name], found[name], Path(name).name, only_in_one)
+    ]  # fmt: skip
+
+
+def _is_same(one: Any, other: Any, where: str, only_in_one: set[str]) -> bool:
+    """Compare two values; names of mappings that only one has are noted and left out."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return bool(one == other)
+    only_in_one |= {f"{where}: {key}" for key in one.keys() ^ other.keys()}
+    both = one.keys() & other.keys()
+    same = [_is_same(one[key], other[key], f"{where}: {key}", only_in_one) for key in both]  # all are looked at
+    return all(same)
 
 
 def kill_half_way(version: Version, recipe: str, folder: Path) -> int:
@@ -138,10 +162,10 @@ def kill_half_way(version: Version, recipe: str, folder: Path) -> int:
     return max(_saved_steps(run))
 
 
-def fingerprints(run: Path) -> dict[str, str]:
-    """Return the SHA-256 of what a run must leave in the same way each time, by name."""
+def fingerprints(run: Path) -> dict[str, Any]:
+    """Return what a run must leave in the same way each time, by name: a SHA-256, or the values of what is read."""
     files = {path.relative_to(run) for pattern in WHOLE_FILES for path in run.glob(pattern) if path.is_file()}
-    found = {str(path): _sha256(_equal_content(run / path)) for path in sorted(files) if _counts(path)}
+    found: dict[str, Any] = {str(path): _equal_content(run / path) for path in sorted(files) if _counts(path)}
     for name, read in (("metrics.json", _json_rows), ("training_logs.csv", _csv_rows)):
         rows = [_equal_part(row) for path in sorted(run.glob(f"logs/*/{name}")) for row in read(path)]
         found[f"{len(rows)} rows of {name}"] = _sha256(json.dumps(rows).encode())
@@ -153,18 +177,17 @@ def _counts(path: Path) -> bool:
     return path.suffix != PUT_ASIDE and not any(part.startswith(".") for part in path.parts)
 
 
-def _equal_content(path: Path) -> bytes:
-    """Return the bytes of a file; of one with times in it, the rest."""
-    unequal = UNEQUAL_KEYS.get(path.name)
-    if unequal is None:
-        return path.read_bytes()
-    content = json.loads(path.read_text(encoding="utf-8"))
-    for *outer, last in unequal:
+def _equal_content(path: Path) -> Any:
+    """Return the SHA-256 of a file; of one that is read its values, without those that a clock decides."""
+    if path.name not in READ_FILES:
+        return _sha256(path.read_bytes())
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))  # which reads JSON as well
+    for *outer, last in UNEQUAL_KEYS.get(path.name, ()):
         inner: dict[str, Any] = content
         for key in outer:
             inner = inner[key]
         inner.pop(last, None)
-    return json.dumps(content).encode()
+    return content
 
 
 def _equal_part(row: dict[str, Any]) -> dict[str, Any]:
@@ -214,6 +237,8 @@ def print_row(outcome: Outcome) -> None:
     print(counts, "PASS" if outcome.is_good else "FAIL", sep="  ", flush=True)
     _print_names("new", outcome.changed)
     _print_names("old, then new", outcome.changed_when_handed_over)
+    if outcome.only_in_one:
+        print(f"    only in one version, left out: {'; '.join(outcome.only_in_one)}", flush=True)
 
 
 def _verdict(names: list[str]) -> str:

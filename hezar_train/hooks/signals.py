@@ -1,6 +1,7 @@
 """SIGTERM and Ctrl-C set a flag; the loop finishes its window, saves and leaves.
 
-Handlers are set in the main thread only and put back afterwards. A second Ctrl-C leaves at once.
+Handlers are set in the main thread only and put back afterwards. A Ctrl-C after another signal does not wait for the
+window and saves nothing: it is raised where the run is, as a KeyboardInterrupt.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A hook is a function `f(ctx)` at one moment, or a `Hook` object with methods named like the moments and a state of its
 own. What the loop does by itself stands in the same lists under a name, so it can be listed, replaced and removed.
 Hooks watch and ask; one default hook, `due`, last at BATCH_END and EPOCH_END, does what is due (with several processes
-it also lets all know, at FIT_START and EPOCH_START, what one was asked for). At the ends it is required, and so are
-`count` and `keep_place`, which notes where the data is: they can be listed and not removed. Without them a run would
-not end, or its checkpoints would not know where it was.
+it also lets all know, at FIT_START and EPOCH_START, what one was asked for). At BATCH_END and EPOCH_END it is required,
+and so are `count` and `keep_place`, which notes where the data is: they can be listed and not removed. Without them a
+run would not end, or its checkpoints would not know where it was.
 """
 
 from __future__ import annotations
@@ -318,8 +318,8 @@ class HookSet:
     ) -> None:
         """Add a hook at a moment: before or after a named one, at a position (-1: the end), else at the end.
 
-        The end is before `due`, which does what is due. `is_last` is for `due` itself: whatever else is registered so
-        runs behind it, so that what it changes is not in that update's checkpoint. One that is required stays for good.
+        The end is before `due`, which does what is due. `is_last` is for `due` itself: another hook with it would run
+        after `due`, and what it changes would not be in that update's checkpoint. One that is required stays for good.
         """
         self.refuse_while_running()
         entries = self._entries[moment_named(moment)]

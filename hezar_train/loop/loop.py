@@ -212,6 +212,8 @@ class Loop:
         if not ctx.step.closes_window:
             return
         routine = self._fits[-1].routine if self._fits else self.training_routine()
+        if not ctx.step.is_assigned:
+            ctx.step.grad_norm = None  # that of the update before
         for call in routine.gradient_calls:
             call(ctx)
         for call in routine.update_calls:
@@ -556,7 +558,7 @@ def refuse_non_finite(
 
 
 def share_of(window: Window, number: int) -> float:
-    """Return a micro-batch's share of its window."""
+    """Return a micro-batch's share of its window, which is that of all processes."""
     if window.total_weight == 0:
         return 0.0
     return window.weights[number] / window.total_weight

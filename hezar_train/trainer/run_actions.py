@@ -132,7 +132,7 @@ class RunActions:
             self._write(measured)
 
     def save(self) -> None:
-        """Save a checkpoint of this update, and let a user's own `save` write what it wants beside it."""
+        """Save a checkpoint of this update, and let a user's own `save` write what it wants, also on a full disk."""
         self._save_checkpoint()
         if self.verbs.save is not None:
             with self.aside(SAVING):

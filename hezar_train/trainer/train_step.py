@@ -427,8 +427,9 @@ class Optimization:
     def gather_gradients(self, update: object) -> None:
         """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window.
 
-        Mostly the window's last backward has joined them by now (`exchanging`), and that of a sharded model always;
-        here its processes only drop those that none of them used.
+        The window's last backward has joined them by now (`exchanging`); that of a sharded model always has, and its
+        processes only drop here those that none of them used. Joined here are those that DDP could not send during the
+        backward (sparse ones, say), and those of a user's own backward, of which it was not told.
         """
         self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
@@ -453,7 +454,11 @@ class Optimization:
         return total
 
     def read_on_all(self, loss: Tensor, processes: Processes) -> list[float]:
-        """Return the gradient norm, the same on all processes, and the sum of their losses; all call this together."""
+        """Return the gradient norm, the same on all processes, and the sum of their losses; all call this together.
+
+        Norms differ where a user's hook has changed joined gradients on one process, or each in another way: then they
+        are averaged once more, or the copies of the model would part.
+        """
         norm = float(self.gradient_norm())
         (total,), is_same = processes.sum_and_compare([loss], gradient_mark(norm))
         if self._data_parallel is not None:
