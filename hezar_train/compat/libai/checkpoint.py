@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ class Checkpointer(PlainCheckpointer):
             return named
         return newest.path
 
+    def load(
+        self, path: str | os.PathLike[str] | None, checkpointables: Iterable[str] | None = None, *, strict: bool = False
+    ) -> dict[str, Any]:
+        """Load from a name, a checkpoint, a run or a safetensors file; return what was saved as `extra`."""
+        if path and not (self.save_dir / path).exists():
+            _refuse_missing(Path(path))
+        return super().load(path, checkpointables, strict=strict)
+
     def resume_or_load(self, path: str | os.PathLike[str] | None, resume: bool = True) -> dict[str, Any]:
         """Restore the last checkpoint; without one, or without `resume`, load weights alone, and say so if none."""
         if not path and not (resume and self.has_checkpoint()):
@@ -40,15 +49,14 @@ class Checkpointer(PlainCheckpointer):
     def _run(self) -> CheckpointStore:
         return CheckpointStore(self.save_dir / CHECKPOINTS_FOLDER)
 
-    def _found(self, path: str | os.PathLike[str]) -> Path:
-        found = super()._found(path)
-        store = CheckpointStore(found.parent / CHECKPOINTS_FOLDER)
-        if not found.exists() and (steps := store.steps()):
-            raise NoSuchCheckpointError(
-                f"{found} does not exist: a run saves numbered checkpoints here, and no model_final. There are: "
-                f"{choices(str(store.path(step)) for step in steps)}; {found.parent} itself stands for the newest."
-            )
-        return found
+
+def _refuse_missing(path: Path) -> None:
+    store = CheckpointStore(path.parent / CHECKPOINTS_FOLDER)
+    if not path.exists() and (steps := store.steps()):
+        raise NoSuchCheckpointError(
+            f"{path} does not exist: a run saves numbered checkpoints here, and no model_final. There are: "
+            f"{choices(str(store.path(step)) for step in steps)}; {path.parent} itself stands for the newest."
+        )
 
 
 def _saved_at(folder: Path) -> int:
