@@ -703,6 +703,13 @@ class TestHistoryFile:
         assert other.acc_history.tolist() == trainer.acc_history.tolist()
         assert (other.acc_iter, other.val_loss_iter) == (trainer.acc_iter, trainer.val_loss_iter) == (2, 2)
 
+    def test_without_a_name_the_run_has_the_usual_one(self, tmp_path: Path) -> None:
+        settings = {"train_dataset": samples(), "batch_size": 8, "num_epochs": 1, "checkpoint_dir": str(tmp_path)}
+        trainer = Own(net(), checkpoint_name=None, **settings)
+        trainer.train()
+        assert (trainer.checkpoint_name, trainer.loss_iter) == (None, len(trainer.train_loader))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["ck", "ck_history.pkl"]
+
     def test_without_validation_it_follows_the_training(self, tmp_path: Path) -> None:
         trainer = self.Telling(net(), train_dataset=samples(), batch_size=8, num_epochs=2, checkpoint_dir=str(tmp_path))
         trainer.train()

@@ -408,6 +408,25 @@ class TestHooks:
         kept = sorted(path.name for path in (tmp_path / "mine").iterdir() if path.is_dir())
         assert kept == ["model_0000007", "model_0000011", "model_final"]
 
+    def test_a_checkpointer_of_the_runs_folder_finds_what_was_saved_last(self, tmp_path: Path) -> None:
+        from hezar_train.compat.libai import Checkpointer
+
+        trainer = DefaultTrainer(config_of(tmp_path, QUIET))
+        assert not trainer.checkpointer.has_checkpoint()
+        assert trainer.checkpointer.get_checkpoint_file() is None
+        trainer.train()
+        other = Classifier()
+        finding = Checkpointer(other, save_dir=tmp_path)
+        assert finding.has_checkpoint()
+        assert finding.get_checkpoint_file() == tmp_path / "checkpoints" / "00000012"
+        finding.resume_or_load("", resume=True)
+        assert all(map(torch.equal, other.parameters(), weights_of(trainer)))
+        trainer.checkpointer.save("mine")
+        assert finding.get_checkpoint_file() == tmp_path / "mine"
+        with pytest.raises(CheckpointError, match=r"no model_final. There are: .*00000012; .* stands for the newest"):
+            finding.load(tmp_path / "model_final")
+        finding.load(tmp_path)
+
     def test_the_run_saves_at_the_period_of_the_hook(self, tmp_path: Path) -> None:
         DefaultTrainer(config_of(tmp_path, QUIET, "train.checkpointer.period=5")).train()
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [

@@ -33,6 +33,19 @@ def test_it_learns_and_then_evaluates_the_best(train_net: ModuleType, tmp_path: 
     assert "output_dir: " in (tmp_path / "config.yaml").read_text()
 
 
+def test_resuming_an_evaluation_takes_the_last_weights_that_the_run_saved(
+    train_net: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(train_net, tmp_path, "train.train_iter=60")
+    assert not any("nothing is loaded" in line for line in caplog.messages)
+    resumed = run(train_net, tmp_path, "--eval-only", "--resume")
+    assert resumed == run(train_net, tmp_path, "--eval-only", f"train.load_weight={tmp_path}")
+    assert resumed != run(train_net, tmp_path / "new", "--eval-only", "--resume")
+    assert (
+        f"nothing is loaded, and the model stays as it is: there is no checkpoint in {tmp_path / 'new'}" in caplog.text
+    )
+
+
 def test_a_trial_run_is_short_and_resuming_goes_on(train_net: ModuleType, tmp_path: Path) -> None:
     assert run(train_net, tmp_path, "--fast-dev-run").num_samples == 20 * 32
     assert run(train_net, tmp_path, "--resume", "--fast-dev-run").num_samples == 0

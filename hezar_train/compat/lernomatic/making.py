@@ -59,6 +59,7 @@ __all__ = [
     "or_empty",
     "own_fields",
     "own_optimizers",
+    "path_of",
     "refuse_in_training",
     "refuse_or_tell_own_train",
     "refuse_schedule",
@@ -317,6 +318,13 @@ def evaluation_data(trainer: Any) -> Any:
     return found.get("val", found.get("test"))
 
 
+def path_of(trainer: Any, before: str = "", after: str = "") -> Path:
+    """Return where something of a trainer is saved: `checkpoint_name` in `checkpoint_dir`; None is the default."""
+    given = {name: getattr(trainer, name) for name in ("checkpoint_dir", "checkpoint_name")}
+    folder, name = (KEYWORDS[name] if one is None else one for name, one in given.items())
+    return Path(folder) / f"{before}{name}{after}"
+
+
 def run_config(trainer: Any) -> TrainerConfig:
     """Return the config that the attributes stand for, with the fields that were given beside them."""
     own = own_values(trainer)
@@ -326,7 +334,7 @@ def run_config(trainer: Any) -> TrainerConfig:
     classifies = isinstance(own.get("criterion"), CLASSIFIES)
     is_default = type(trainer).val_epoch.__module__.startswith(str(__package__))
     settings = {
-        "output_dir": Path(trainer.checkpoint_dir) / trainer.checkpoint_name,
+        "output_dir": path_of(trainer),
         "num_epochs": trainer.num_epochs - vars(trainer)["_first_epoch"],
         "batch_size": trainer.batch_size,
         "eval_batch_size": trainer.val_batch_size or None,

@@ -78,6 +78,7 @@ from hezar_train.compat.lernomatic.making import (
     or_empty,
     own_fields,
     own_optimizers,
+    path_of,
     refuse_in_training,
     refuse_or_tell_own_train,
     refuse_schedule,
@@ -420,7 +421,7 @@ class Trainer(ConfigTrainer, metaclass=Built):
     def _keep_history(self) -> None:
         """Write the history of an epoch, of its validation too, where lernomatic does."""
         if self.save_hist and self.runtime.is_main:
-            self.save_history(f"{self.checkpoint_dir}/{self.checkpoint_name}_history.pkl")
+            self.save_history(str(path_of(self, after="_history.pkl")))
 
     def train_epoch(self) -> None:
         """Step through the batches of the epoch; note each loss, and apply the schedules."""
@@ -507,7 +508,7 @@ class Trainer(ConfigTrainer, metaclass=Built):
         if accuracy > self.best_acc:
             self.best_acc = accuracy
             if self.save_best and "save_best" in own_values(self)["given"] and self.runtime.is_main:
-                self.save_checkpoint(f"{self.checkpoint_dir}/best_{self.checkpoint_name}.pkl")
+                self.save_checkpoint(str(path_of(self, before="best_", after=".pkl")))
 
     def test_epoch(self) -> dict[str, float] | None:
         """Measure loss and accuracy over `test_loader`."""

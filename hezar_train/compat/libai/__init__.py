@@ -24,8 +24,8 @@ What LiBai has where, and where it is here:
 
 from __future__ import annotations
 
-from hezar_train.checkpoint import Checkpointer
 from hezar_train.compat.libai import distributed, hooks
+from hezar_train.compat.libai.checkpoint import Checkpointer
 from hezar_train.compat.libai.config import (
     LazyCall,
     LazyConfig,

@@ -28,9 +28,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 from torch.utils.data import DataLoader
 
-from hezar_train.checkpoint import Checkpointer
 from hezar_train.compat.libai import distributed as dist
 from hezar_train.compat.libai import hooks
+from hezar_train.compat.libai.checkpoint import Checkpointer
 from hezar_train.compat.libai.config import LazyConfig, instantiate, try_get_key
 from hezar_train.compat.libai.data import Instance
 from hezar_train.compat.libai.evaluation import DatasetEvaluator, inference_on_dataset

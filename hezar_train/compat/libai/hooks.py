@@ -18,8 +18,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 
-from hezar_train.checkpoint import Checkpointer
 from hezar_train.compat.libai import distributed as dist
+from hezar_train.compat.libai.checkpoint import Checkpointer
 from hezar_train.errors import HookError
 from hezar_train.events import EventWriter
 from hezar_train.hooks.periodic import PeriodicWriter as RowWriter
