@@ -660,9 +660,15 @@ _NORMALISED: dict[str, Callable[[Any], Any]] = {
     "gradient_compression": to_plain,
     "loss_weight": to_plain,
     "criterion": to_plain,
+    "regularizer": to_plain,
+    "regularizer_mu": to_plain,
+    "fresh_optimizer": to_plain,
+    "sync_batchnorm": to_plain,
     "deterministic": to_plain,
 }
 """Fields that change what an update does, each with how to make equal meanings equal."""
+
+DECIDING_FIELDS = tuple(_NORMALISED)
 
 
 def exactness_changes(old: Mapping[str, Any], new: Mapping[str, Any], old_plan: Plan, new_plan: Plan) -> list[str]:

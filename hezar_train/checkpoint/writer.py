@@ -1,7 +1,8 @@
 """The checkpoint writer: one save at a time, in a background thread or in line, and what happens when it goes wrong.
 
 This module owns the thread and the policy for errors. A full disk is a warning: training goes on and the next save
-tries again. Every other error is raised in the training thread, at the latest when the next save falls due.
+tries again. Every other error is raised in the training thread of the process that saves (the main one; of a sharded
+model all), at the next save, wait or close.
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ cell exceeds batch_size; that is all this module knows about batch sizes.
 A process whose cell is empty still runs the forward, because other processes may wait for it there: it is given filler,
 the window's last samples once more, which count for nothing.
 
-`SplitStreamSource` alone is not cut: there a micro-batch is what each process has read of its own files, so sizes may
-differ, and the filler is the process's own.
+Two are not cut so. Windows bounded by tokens are cut by `ByLength.cut`, into as few steps as the tokens allow. In
+`SplitStreamSource` a micro-batch is what each process has read of its own files, so sizes may differ, there are as many
+as the process with most samples needs, and the filler is the process's own. In all of them every process has the same
+number of micro-batches in a window.
 
 Four kinds of data give windows. In `loader.py`, `MapSource`: a dataset with a length, in the order of `RangedSampler`;
 its position is one integer. In `streams.py`, `SamplerSource`: a ready DataLoader with a sampler of its own;

@@ -47,8 +47,8 @@ class Step:
 
     __slots__ = (
         "applied", "batch", "batch_in_window", "closes_window", "cur_batch_i", "grad_norm", "is_assigned", "is_counted",
-        "is_loss_noted", "is_own", "is_skipped", "is_weighed", "loss", "loss_regular", "loss_task", "loss_value",
-        "outputs", "window", "window_loss",
+        "is_loss_noted", "is_own", "is_settled", "is_skipped", "is_weighed", "loss", "loss_regular", "loss_task",
+        "loss_value", "outputs", "window", "window_loss",
     )  # fmt: skip
 
     window: Window
@@ -67,7 +67,7 @@ class Step:
     loss_regular: Any
     """What a regulariser adds to it; until the batch ends."""
     loss_task: Any
-    """What is trained on instead of both, if a hook assigned it (`loss` is still logged); until the batch ends."""
+    """What is trained on instead of both, if a hook assigned it (`loss` is what is counted); until the batch ends."""
     window_loss: Any
     """The weighted loss of this process's micro-batches of the window so far, on the device; `loss_value` is all's."""
     is_loss_noted: bool
@@ -94,6 +94,8 @@ class Step:
     """Whether a hook has assigned `grad_norm` or `loss_value`, which `guard` would read again."""
     is_counted: bool
     """Whether the micro-batch is counted: assigning its `loss_value` or `applied` comes too late from then on."""
+    is_settled: bool
+    """Whether counters, schedule and the place in the data all know of the update: a call that fails may go on."""
 
     def __init__(self) -> None:
         for name in Step.__slots__:
@@ -114,7 +116,9 @@ OF_THE_LOOP: Mapping[str, str] = {
     ),
     "cur_batch_i": "The loop counts it.",
     **dict.fromkeys(("window_loss", "is_loss_noted"), "trainer.note_loss(loss) tells the loss of a batch."),
-    **dict.fromkeys(("is_own", "is_skipped", "is_weighed", "is_assigned", "is_counted"), "The loop notes it."),
+    **dict.fromkeys(
+        ("is_own", "is_skipped", "is_weighed", "is_assigned", "is_counted", "is_settled"), "The loop notes it."
+    ),
 }
 """What hooks may read and never assign, with what to do instead."""
 LOSSES = frozenset({"loss", "loss_regular", "loss_task"})
@@ -202,7 +206,7 @@ class Context:
     def _way_instead(self, name: str, value: Any) -> str | None:
         """Return what to do instead of assigning a name now; None: what is assigned will be used."""
         if name in LOSSES and self.step.is_loss_noted:
-            return "The backward of this batch is done and its loss counted: assign it at on_batch_forward."
+            return "The backward of this batch is done and its loss counted: assign it before, at on_batch_forward."
         if name in OF_THE_UPDATE and self.step.window is not None:
             return self._way_to_update(name, value)
         if name in OF_THE_ROUTINE and self._frames:

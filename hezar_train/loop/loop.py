@@ -232,8 +232,8 @@ class Routine:
 
     def __init__(self, ctx: Context, hooks: HookSet, mode: Mode, split: str) -> None:
         self._ctx, self.mode, self.split, self.is_ending = ctx, mode, split, False
-        self.left_uncounted = False
-        """Whether something failed after an update was applied and before it was counted."""
+        self.left_unsettled = False
+        """Whether something failed after an update was applied and before all that counts knew of it."""
         self._calls, self._sets = self.calls_of(hooks), self.sets_of(hooks)
         # at hand without a look-up, which costs more than an empty moment
         self.forward_calls = self._calls[Moment.BATCH_FORWARD]
@@ -316,7 +316,8 @@ class Routine:
                 step.batch, step.batch_in_window, step.closes_window = batch, number, number == last
                 step.cur_batch_i = number_in_epoch
                 step.is_loss_noted, step.loss_value, step.applied = False, None, False
-                step.is_own = step.is_weighed = step.is_skipped = step.is_assigned = step.is_counted = False
+                step.is_own = step.is_weighed = step.is_skipped = step.is_assigned = False
+                step.is_counted = step.is_settled = False
                 number_in_epoch += 1
                 if tell_filler is not None:
                     tell_filler(window.is_filler(number))
@@ -328,9 +329,10 @@ class Routine:
                         check_loss()
                     for call in ends:
                         call(ctx)
+                except BaseException:
+                    self.left_unsettled = self.left_unsettled or (not step.is_settled and self.has_applied(ctx))
+                    raise
                 finally:
-                    if not step.is_counted and self.has_applied(ctx):
-                        self.left_uncounted = True
                     ctx.clear(Lifecycle.BATCH)
                     if tell_filler is not None:
                         tell_filler(False)
@@ -352,11 +354,17 @@ class Fit:
     timed: Callable[[Iterator[Window]], Iterator[Window]] = iter
     """Counts the time that it takes to get data."""
 
+    counts_from: int | None = None
+    """The step that the run, or this call among many, began after; None: it begins now."""
+    is_bounded: bool = False
+    """Whether `end` stays where it is when hooks ask for more epochs, because the config gives the steps."""
+
     batches_in_epoch: int = UNLIMITED
     saw_data: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.first_step = self.state.global_step  # which the routine began after
+        self.first_step = self.state.global_step  # which this walk began after
+        self._origin = self.first_step if self.counts_from is None else self.counts_from
         self._first_samples, self._first_loss = self.state.samples_seen, self.state.loss_tracker_sum
 
     @property
@@ -395,8 +403,11 @@ class Fit:
         return self.ends or (self.state.epoch_finished and self.state.epoch >= self.num_epochs)
 
     def announce(self, ctx: Context) -> None:
-        """Tell hooks how long the routine will be; what they assign at FIT_START counts."""
-        total = min(self.end.step, self.state.global_step + self.plan.total_steps) - self.state.global_step
+        """Tell hooks how long the run, or this call, is from its start on; what they assign at FIT_START counts.
+
+        At a resume the numbers are the same, so that what a hook makes of them is.
+        """
+        total = min(self.end.step - self._origin, self.plan.total_steps)
         per_epoch = max(1, self.plan.steps_in_epoch or total)
         lengths = {
             "num_train_batch": min(per_epoch, total),
@@ -416,11 +427,11 @@ class Fit:
             if value == self._announced[name]:
                 continue
             if name == "num_train_epoch" and self.num_epochs < UNLIMITED:
-                self.num_epochs, self.end = value, End()
+                self.num_epochs, self.end = value, self.end if self.is_bounded else End()
             elif name == "num_train_epoch":  # of one call among many
-                self.end = End(self.first_step + value * (self.plan.steps_in_epoch or 1))
+                self.end = End(self._origin + value * (self.plan.steps_in_epoch or 1))
             elif name == "num_total_train_batch":
-                self.num_epochs, self.end = UNLIMITED, End(self.first_step + value)
+                self.num_epochs, self.end = UNLIMITED, End(self._origin + value)
             else:
                 self.batches_in_epoch = value
 

@@ -32,10 +32,8 @@ class MultiModelStatus(RunStatus):
 
     @property
     def first_step(self) -> int:
-        """The step that the routine of this call began after, also if a kill broke it off."""
-        if self.interaction == "sequential":
-            return self.phases.first_step
-        return 0 if self.state.call_end is None else self.state.call_end - self.setup.plan.total_steps
+        """The step that the run, this call, or of models that learn one after another this one's part began after."""
+        return self.phases.first_step if self.interaction == "sequential" else super().first_step
 
     def begin_call(self) -> None:
         """Say where this call ends: where models learn one after another, when all of them have done their part."""

@@ -103,7 +103,9 @@ class Processes:
     def on_main(self, act: Callable[[], T]) -> T | None:
         """Let the main process act while the others wait; return what it returned there, and None elsewhere.
 
-        If it fails, all fail: the others with a `HezarTrainError` that quotes it.
+        If it fails with an `Exception`, all fail: the others with a `HezarTrainError` that quotes it. What fails on one
+        process outside of this is told to nobody, but for a sharded save: the others wait in their next collective
+        until its time limit, or until the launcher ends them.
         """
         if self.count == 1:
             return act()

@@ -2,8 +2,9 @@
 
 A checkpoint holds the model, the optimizer, the schedule, the scaler, the state with its counters, the hooks' states,
 early stopping's patience, the place of data that keeps its own, and what was measured and not logged yet; and, to be
-compared or used at a resume, the config, the plan, the run's facts, preprocessor and model config. No random state is
-saved: order and randomness are functions of the counters. How files get to the disk whole is `checkpoint`'s.
+used at a resume or compared in what decides an update (`refuse_changes`), the config, the plan, the run's facts,
+preprocessor and model config. No random state is saved: order and randomness are functions of the counters. How files
+get to the disk whole is `checkpoint`'s.
 """
 
 from __future__ import annotations
@@ -144,12 +145,18 @@ class Checkpointing:
         if not ctx.step.closes_window:
             return
         self._cursor = ctx.step.window.cursor
+        ctx.step.is_settled = True
         if self._needs_room and ctx.step.applied:
             self._needs_room = False
             self.reserve_buffers()
 
     def place_source(self) -> None:
-        """Bring data that keeps its own place to where the run is."""
+        """Bring data that keeps its own place to where the run is; data that cannot is refused in mid-epoch.
+
+        A call among many (`local_update_steps`) begins such data anew: its samples are whatever that gives.
+        """
+        if not self._setup.trains_in_rounds:
+            _refuse_lost_place(self._setup.source, self._state)
         self._setup.source.restore(self._cursor)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -212,8 +219,8 @@ class Checkpointing:
     def take_over_folder(self) -> None:
         """Make the run's folder this run's own.
 
-        At a fresh start, or from a checkpoint elsewhere, what an earlier run left is set aside; at a resume only its
-        checkpoints past the step. Only torn saves are deleted.
+        At a fresh start, or from a checkpoint elsewhere, what an earlier run wrote is moved to `previous/` (files of
+        others stay); at a resume only its checkpoints past the step are set aside. Only torn saves are deleted.
         """
         if self._store.steps() != self._known_steps:
             raise RunLockedError(
@@ -553,7 +560,11 @@ def checked(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def going_on(setup: RunSetup, checkpoint: Checkpoint) -> RunSetup:
-    """Return the setup of a run that goes on from a checkpoint: its schedules tick as often as they did there."""
+    """Return the setup of a run that goes on from a checkpoint: its schedules tick as often as they did there.
+
+    That is where the config leaves the tick open and the plan would tick after updates. One that ticks at epoch ends
+    stays so; `refuse_changes` tells of it where the checkpoint has it otherwise.
+    """
     is_open = setup.config.lr_scheduling_steps is None and setup.plan.schedule_updates is not None
     if setup.only_for_eval or not is_open:
         return setup
@@ -597,7 +608,7 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainerConfig, plan: Plan, fa
     """Raise with the list of what changed among that which decides an update; `accept_changes` lets it pass.
 
     `plan.exactness_changes` knows what does: not what only logs, saves, evaluates or ends the run, and another number
-    of processes only where no `global_batch_size` fixes the samples of an update.
+    of processes only where the samples of an update change with it, or where gradients are compressed.
     """
     old = read_mapping(checkpoint.path / CONFIG_FILE)
     extra = checkpoint.extra()

@@ -52,11 +52,13 @@ class Due:
         self._fit: Fit | None = None
         self._concluded_step = self._logged_step = self._done_step = -1
         self._first_step: int | None = None
+        self._owes_update = self._owes_end = False
         self.save_requested = False
         self.follow(setup)
 
     def begin(self, fit: Fit) -> None:
-        """Go by the end of a walk that begins."""
+        """Go by the end of a walk that begins, and note what the one before it has left."""
+        self._owes_update, self._owes_end = self.is_behind, self._is_at_end
         self._fit = fit
         if self._first_step is None:
             self._first_step = self._state.global_step
@@ -75,8 +77,9 @@ class Due:
 
     def make_up(self) -> None:
         """Do what fell due after the last update and was not done: a call failed there, or a resume begins there."""
-        if self.is_behind:
-            self._act(at_epoch_end=self._is_at_end)
+        if self._owes_update:
+            self._owes_update = False
+            self._act(at_epoch_end=self._owes_end)
         elif self._state.evaluation_pending:
             self.conclude()
 
@@ -96,7 +99,9 @@ class Due:
         step = ctx.step
         if step.closes_window and self._processes.count > 1:
             self.agree_on_requests()
-        if not step.closes_window or not step.applied or step.window.ends_epoch or self._is_quiet:
+        if not step.closes_window:  # a step that is taken back if the window fails: nothing is done with it
+            return
+        if not step.applied or step.window.ends_epoch or self._is_quiet:
             self._done_step = self._state.global_step
         elif self._fit is None or not self._fit.ends:
             self._act(at_epoch_end=False)

@@ -102,6 +102,11 @@ class RunStatus:
         return self.setup.plan.total_steps if self.state.call_end is None else self.state.call_end
 
     @property
+    def first_step(self) -> int:
+        """The step that the run, or this call, began after, also if a kill broke it off."""
+        return 0 if self.state.call_end is None else self.state.call_end - self.setup.plan.total_steps
+
+    @property
     def first_samples(self) -> int:
         """The samples that had been consumed when the call under way began."""
         return self.state.call_first_samples if self.setup.trains_in_rounds else self.state.samples_seen
@@ -111,6 +116,11 @@ class RunStatus:
         return bool(self.runtime.processes.share(self._is_all_done() if self.runtime.is_main else None))
 
     def _is_all_done(self) -> bool:
+        """Tell whether the end is reached and no conclusion from it is missing.
+
+        That of a recorded evaluation follows from the record; where nothing is evaluated, that of the mean loss is
+        drawn by `result_when_finished`.
+        """
         state = self.state
         if self.setup.trains_in_rounds:
             return False  # a call was made, so there is something to do

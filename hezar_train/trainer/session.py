@@ -78,7 +78,7 @@ class RunSession:
         self._files: RunFiles | None = None
         self._pusher: Pusher | None = None
         self._fit: Fit | None = None
-        self._has_uncounted_update = False  # of a call that failed after it was applied and before it was counted
+        self._has_unsettled_update = False  # of a call that failed right after it was applied
         self._due = Due(self.setup, self.state, self.flag, self.actions, self.runtime.processes)
 
     def follow(self, setup: RunSetup) -> None:
@@ -128,7 +128,7 @@ class RunSession:
         self.train_step.forget_open_window()  # of a step that failed: it is none of the checkpoint's
         self.checkpointing.restore(checkpoint)
         self._due.forget()
-        self._has_uncounted_update = False
+        self._has_unsettled_update = False
 
     def make_fit(self, hooks: HookSet | None = None, split: str = "train") -> Fit:
         """Return the rest of the run, or of this call, as a walk of the loop."""
@@ -137,6 +137,7 @@ class RunSession:
         return Fit(
             self.loop.training_routine(hooks, split), setup.source, setup.plan, self.state, self.status.end(),
             num_epochs, self.weigher.weigh, sum_loss=self.runtime.processes.total, timed=self.actions.spent.waiting_for,
+            counts_from=self.status.first_step, is_bounded=setup.config.max_steps is not None,
         )  # fmt: skip
 
     def walk(self, hooks: HookSet | None, split: str) -> None:
@@ -158,7 +159,7 @@ class RunSession:
             # A hook of the last evaluation may have asked for a save: of an update that was saved before it already.
             self._due.save_requested = False
         finally:
-            self._has_uncounted_update = fit.routine.left_uncounted
+            self._has_unsettled_update = fit.routine.left_unsettled
             self._fit = None
 
     def _tell_of_idle_updates(self, hooks: HookSet) -> None:
@@ -224,7 +225,7 @@ class RunSession:
         At the end, in this order: the data's workers end, the save under way is waited for, a lost one is told, files
         are closed, the processes wait for one another, how it ended is noted, the signal handlers are put back.
         """
-        self._refuse_uncounted_update()
+        self._refuse_unsettled_update()
         with self.flag, self.storage, self.hold.held():
             self.train_step.forget_open_window()  # of a failed call, and what a user's own backward left behind
             self.runtime.processes.on_main(self._enter_folder)
@@ -239,13 +240,14 @@ class RunSession:
                         self.actions.log_rest()
                     self.actions.refuse_lost_end()
 
-    def _refuse_uncounted_update(self) -> None:
+    def _refuse_unsettled_update(self) -> None:
         """Raise if the weights are ahead of the counters: the same samples would be trained on a second time."""
-        if self._has_uncounted_update:
+        if self._has_unsettled_update:
             raise HookError(
                 "the last call of train() failed after its update was applied and before it was counted, so going on "
                 "would train on the same samples twice. Build the Trainer again, with resume_from_checkpoint=True to "
-                "go on from the newest checkpoint. What may fail in a hook belongs to on_gradients or on_batch_end."
+                "go on from the newest checkpoint. What may fail in a hook belongs to on_gradients, or to on_batch_end "
+                "behind the default hooks, where hooks are added."
             )
 
     def finish_pushes(self) -> None:

@@ -148,7 +148,7 @@ class TrainStep:
                 raise
 
     def regularize(self, ctx: Context) -> None:
-        """Set aside what the backward adds to the loss; it is trained on and not logged."""
+        """Set aside what the backward adds to the loss: it is trained on, and in no loss that is counted or logged."""
         if self._regularizer is not None:
             regularizer, factor = self._regularizer
             ctx.step.loss_regular = torch.as_tensor(regularizer(ctx), device=self._device) * factor

@@ -660,6 +660,9 @@ class Trainer:
             try:
                 self.reschedule(lr_scheduler=self.parts.first.given)
             except BaseException:
+                self._is_built = False
+                self.config = before.config  # first: what is overridden reads it
+                self._use_splits(before.splits)
                 self._show(reconfigure(self.parts, before.config, before.splits))
                 raise
 

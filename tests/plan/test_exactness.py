@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from hezar_train.config import TrainerConfig
-from hezar_train.plan import exactness_changes, make_plan
+from hezar_train.plan import DECIDING_FIELDS, exactness_changes, make_plan
 
 
 def changes(before: dict[str, Any], now: dict[str, Any], samples: tuple[int, int] = (12, 12)) -> list[str]:
@@ -122,3 +123,43 @@ def test_another_number_of_processes_with_a_global_batch_is_no_change() -> None:
     config, same = TrainerConfig("run", batch_size=4), TrainerConfig("run", batch_size=4, global_batch_size=8)
     before, now = make_plan(config, 64, num_processes=2), make_plan(same, 64, num_processes=1)
     assert exactness_changes(config.to_dict(), same.to_dict(), before, now) == []
+
+
+TOLD_BY_THE_PLAN = {
+    "batch_size", "global_batch_size", "gradient_accumulation_steps", "num_epochs", "max_steps", "local_update_steps",
+    "batch_or_epoch", "length_column",
+}  # fmt: skip
+TOLD_BY_THE_CHECKPOINT = {"save_trained_only", "sharding", "distributed"}
+"""What the stored model or the start of the run has its own word on."""
+ONLY_AT_THE_START_OF_A_RUN = {"output_dir", "init_weights_from", "resume_from_checkpoint", "accept_changes"}
+LEAVES_EVERY_UPDATE_AS_IT_IS = {
+    "task", "compile", "device", "use_cpu", "num_threads", "gradient_checkpointing", "eval_batch_size",
+    "num_dataloader_workers", "do_evaluate", "eval_steps", "max_eval_batches", "evaluate_with_generate", "generation_kwargs",
+    "bootstrap_samples", "metrics", "metric_for_best_model", "early_stopping_patience", "early_stopping_threshold",
+    "early_stopping_mode", "early_stopping_metric", "stop_when", "save_enabled", "save_steps", "save_freq",
+    "save_total_limit", "async_save", "checkpoints_dir", "log_steps", "logs_dir", "trackers", "use_diff",
+    "offload_after_routine", "local_param", "share_non_trainable_para", "push_to_hub", "hub_model_id",
+    "hub_strategy", "hub_private", "hub_revision", "hub_wait_seconds", "hub_card",
+}  # fmt: skip
+FINETUNES_ASIDE = {name for name in TrainerConfig.fields() if name.startswith("finetune_")}
+
+
+def test_every_field_is_compared_at_a_resume_or_known_to_change_no_update() -> None:
+    groups = (
+        set(DECIDING_FIELDS), TOLD_BY_THE_PLAN, TOLD_BY_THE_CHECKPOINT, ONLY_AT_THE_START_OF_A_RUN,
+        LEAVES_EVERY_UPDATE_AS_IT_IS, FINETUNES_ASIDE,
+    )  # fmt: skip
+    places = Counter(name for group in groups for name in group)
+    assert set(places) == set(TrainerConfig.fields())
+    assert set(places.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now"),
+    [("regularizer", None, "l2"), ("regularizer_mu", 0.1, 10.0), ("sync_batchnorm", False, True),
+     ("fresh_optimizer", False, True)],
+)  # fmt: skip
+def test_another_regulariser_batch_norm_or_optimizer_is_told(name: str, before: Any, now: Any) -> None:
+    plan = make_plan(TrainerConfig("run", num_epochs=1, batch_size=4), 16)
+    told = exactness_changes({name: before}, {name: now}, plan, plan)
+    assert told == [f"{name}: {before!r} in the checkpoint, {now!r} now"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from hezar_train import Hook, Trainer
-from hezar_train.errors import HookError, TrainingInterrupted
+from hezar_train.errors import ConfigError, DataError, HookError, TrainingInterrupted
 from hezar_train.events import EventWriter, JSONLinesWriter
 from hezar_train.trainer.run_actions import TimeSpent
 
@@ -193,6 +195,100 @@ def test_what_fell_due_when_a_hook_failed_is_done_by_the_next_call(
     assert saved_steps("failed") == saved_steps("unbroken")
     assert [row["step"] for row in logged("failed")] == [row["step"] for row in logged("unbroken")]
     assert trainer.train().num_samples == 0  # nothing is left to do
+
+
+def test_a_round_whose_last_update_was_not_saved_is_saved_by_the_next_call(toy: Build, saved_steps: Any) -> None:
+    trainer = toy(local_update_steps=3, save_total_limit=None)
+    trainer.register_hook_in_train(FailsAt(3), "on_batch_end")
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    trainer.train()
+    assert saved_steps() == [3, 5, 6]  # an epoch ends at 5
+
+
+def test_a_failure_inside_a_window_makes_nothing_due_a_second_time(toy: Build, rows: Any, logged: Any) -> None:
+    settings = {"gradient_accumulation_steps": 2, "batch_size": 2, "log_steps": 2, "eval_steps": 4, "num_epochs": 1}
+    toy(out="unbroken", eval_dataset=rows(8), **settings).train()
+    trainer = toy(out="failed", eval_dataset=rows(8), **settings)
+    trainer.register_hook_in_train(FailsAt(5), "on_batch_forward")  # the second micro-batch of the third update
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    trainer.train()
+    assert [row["step"] for row in logged("failed")] == [row["step"] for row in logged("unbroken")]
+
+
+def test_an_update_that_the_schedule_does_not_know_of_yet_is_not_gone_on_from(toy: Build) -> None:
+    trainer = toy()
+    trainer.hooks_in_train.register(FailsAt(3), "on_batch_end", after="count")
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    with pytest.raises(HookError, match="train on the same samples twice"):
+        trainer.train()
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """Rows without a place: whoever begins again begins at the first one."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
+def test_a_second_call_in_the_middle_of_a_stream_without_a_place_is_refused_as_a_resume_is(
+    toy: Build, rows: Any
+) -> None:
+    trainer = toy(train_dataset=Stream(rows()), max_steps=8)
+    trainer.register_hook_in_train(FailsAt(3), "on_batch_end")
+    with pytest.raises(OSError, match="gone"):
+        trainer.train()
+    with pytest.raises(DataError, match="cannot resume in the middle of an epoch"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_total_train_batch", 7), ("num_train_epoch", 2)])
+def test_lengths_that_a_hook_assigns_are_the_same_after_a_resume(toy: Build, name: str, value: int) -> None:
+    def build(**given: Any) -> Any:
+        trainer = toy(num_epochs=4, save_steps=1, **given)
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, name, value), "on_fit_start")
+        return trainer
+
+    unbroken = build(out="unbroken")
+    unbroken.train()
+    killed = build(out="killed")
+    killed.register_hook_in_train(FailsAt(3), "on_batch_forward")
+    with pytest.raises(OSError, match="gone"):
+        killed.train()
+    again = build(out="killed", resume_from_checkpoint=True)
+    again.train()
+    assert again.state.global_step == unbroken.state.global_step == (7 if value == 7 else 10)
+    assert torch.equal(again.model.layer.weight, unbroken.model.layer.weight)
+
+
+def test_more_epochs_that_a_hook_asks_for_leave_max_steps_as_it_is(toy: Build) -> None:
+    trainer = toy(max_steps=4)
+    trainer.register_hook_in_train(lambda ctx: setattr(ctx, "num_train_epoch", 3), "on_fit_start")
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def test_a_refused_reconfiguration_builds_the_old_data_by_the_old_config(toy: Build) -> None:
+    class Own(Trainer):
+        def create_train_dataloader(self, dataset: Any) -> Any:
+            return DataLoader(dataset, batch_size=4 * (self.config.num_epochs or 1))
+
+        def build_lr_scheduler(self) -> Any:
+            if self.config.num_epochs == 5:
+                raise ConfigError("no schedule for five epochs")
+            return super().build_lr_scheduler()
+
+    trainer = toy(Own, num_epochs=1)
+    with pytest.raises(ConfigError, match="five epochs"):
+        trainer.reconfigure(copy.deepcopy(trainer.config).update(num_epochs=5))
+    assert trainer.config.num_epochs == 1
+    trainer.train()
+    assert (trainer.state.global_step, trainer.plan.total_steps) == (5, 5)
 
 
 def test_a_save_of_the_users_own_that_failed_is_made_again_by_the_next_call(toy: Build, saved_steps: Any) -> None:

@@ -121,7 +121,7 @@ class Trainer(PlainTrainer):
 
     def _at_fit_start(self, ctx: Context) -> None:
         if self.iterations.last is not None:
-            ctx.num_total_train_batch = self.iterations.last * self.iterations.steps - self.state.global_step
+            ctx.num_total_train_batch = self.iterations.last * self.iterations.steps
         self.before_train()
 
     def _at_batch_start(self, ctx: Context) -> None:
