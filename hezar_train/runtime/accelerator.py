@@ -23,6 +23,7 @@ import functools
 import itertools
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from hezar_train.runtime.data_parallel import convert_sync_batchnorm
 from hezar_train.runtime.logging import logger, make_visible
 from hezar_train.runtime.processes import Runtime
 from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
+from hezar_train.user_cache import own_folder
 
 __all__ = [
     "build_runtime",
@@ -48,6 +50,7 @@ __all__ = [
     "enable_gradient_checkpointing",
     "is_present",
     "is_same_device",
+    "keep_compiled_code_apart",
     "keep_freed_memory",
     "plugin_problems",
     "prepare_model",
@@ -62,6 +65,7 @@ __all__ = [
 ENGINE_VARIABLES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
 REFUSED_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
+COMPILED_VARIABLE, COMPILED_FOLDER = "TORCHINDUCTOR_CACHE_DIR", "compiled"
 
 # The numbers of glibc's mallopt(), and what to set each to.
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20)}
@@ -70,6 +74,7 @@ KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_
 def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None) -> Runtime:
     """Build (or take) the Accelerator and check it against the config."""
     make_visible(logger)
+    keep_compiled_code_apart()
     if config.deterministic:
         use_deterministic_kernels()
     use_threads(config.num_threads)
@@ -382,6 +387,17 @@ def use_threads(count: int | None) -> None:
     """Let torch compute with so many threads, in all of this process; None leaves it as it is."""
     if count is not None and count != torch.get_num_threads():
         torch.set_num_threads(count)
+
+
+def keep_compiled_code_apart() -> None:
+    """Let torch keep compiled code where only this user can write, unless the environment says where.
+
+    Its own place is below the folder for temporary files, by a name that any user of the machine can take first: what
+    lies there is unpickled and run, and a file in its place ends every training.
+    """
+    named, usual = os.environ.get(COMPILED_VARIABLE), os.path.join(tempfile.gettempdir(), "torchinductor_")
+    if not named or os.path.abspath(named).startswith(usual):  # torch writes its own choice there, too
+        os.environ[COMPILED_VARIABLE] = str(own_folder(COMPILED_FOLDER))
 
 
 def use_deterministic_kernels() -> None:
