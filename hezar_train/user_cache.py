@@ -8,6 +8,7 @@ none, it makes a new one that is gone when the program ends.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
@@ -15,7 +16,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-__all__ = ["CACHE_VARIABLE", "cache_folder", "is_closed", "own_folder"]
+__all__ = ["CACHE_VARIABLE", "cache_folder", "is_closed", "make_closed", "own_folder"]
 
 CACHE_VARIABLE = "HEZAR_TRAIN_CACHE"
 PREFIX = "hezar_train_"
@@ -32,24 +33,32 @@ def cache_folder() -> Path:
 def own_folder(name: str) -> Path:
     """Return a folder of a name in the user's cache, made if need be; else one for as long as the program runs."""
     try:
-        folder = cache_folder().absolute() / name
+        wanted = cache_folder().absolute() / name
+    except RuntimeError:  # a user without a home
+        return _passing_folder(name)
+    # Links are followed once: one on the way may be another user's, and lead elsewhere in a moment.
+    folder = Path(os.path.realpath(make_closed(wanted)))
+    return folder if is_closed(folder) and os.access(folder, os.W_OK) else _passing_folder(name)
+
+
+def make_closed(folder: Path) -> Path:
+    """Make a folder for this user alone, if nothing has its name, and return its path."""
+    with contextlib.suppress(OSError):
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        folder = folder.resolve()  # a link on the way may be another user's, and lead elsewhere in a moment
-        is_usable = is_closed(folder) and os.access(folder, os.W_OK)
-    except (OSError, RuntimeError):  # the second: a user without a home
-        is_usable = False
-    return folder if is_usable else _passing_folder(name)
+    return folder
 
 
 def is_closed(folder: Path) -> bool:
-    """Tell whether nobody but this user, and root, can write to a folder, or put another one in its place.
+    """Tell whether this is a folder that nobody but this user, and root, can write to or put another one in place of.
 
-    The path is absolute and has no links.
+    A link on the way is none.
     """
+    if not folder.is_dir() or os.path.realpath(folder) != os.path.abspath(folder):
+        return False
     if not hasattr(os, "getuid"):
         return True
-    above = [parent.stat() for parent in folder.parents]
+    above = [parent.stat() for parent in folder.absolute().parents]
     return not _is_open(folder.lstat()) and not any(_is_open(one) and not _keeps_apart(one) for one in above)
 
 

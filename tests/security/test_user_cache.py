@@ -18,6 +18,7 @@ from hezar_train.user_cache import is_closed, own_folder
 
 ROOT = Path(hezar_train.__file__).parents[1]
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 NOBODY = 65534
 TRAINING = """\
 import sys
@@ -34,6 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("HEZAR_TRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(HEADERS, raising=False)
     return tmp_path / "cache"
 
 
@@ -55,6 +57,28 @@ def test_compiled_code_lies_where_the_user_says(cache: Path, tmp_path: Path, mon
     keep_compiled_code_apart()
     assert os.environ[VARIABLE] == str(tmp_path / "mine")
     assert not (cache / "compiled").exists()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "the user's own", "one that all may write to", "a file", "a link"])
+def test_headers_are_compiled_beforehand_only_where_torchs_own_folder_is_this_users(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(HEADERS, "1")
+    usual = tmp_path / f"torchinductor_{getpass.getuser()}"
+    if kind == "a file":
+        usual.touch()
+    elif kind == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        usual.symlink_to(tmp_path / "elsewhere")
+    elif kind != "nothing":
+        usual.mkdir()
+        usual.chmod(0o755 if kind == "the user's own" else 0o1777)
+    keep_compiled_code_apart()
+    assert os.environ[HEADERS] == ("1" if kind in ("nothing", "the user's own") else "0")
+    assert os.environ[VARIABLE] == str(cache / "compiled")
+    if kind == "nothing":
+        assert usual.stat().st_mode & 0o077 == 0
 
 
 def test_a_file_where_torch_would_keep_compiled_code_stops_no_training(cache: Path, tmp_path: Path) -> None:
