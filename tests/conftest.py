@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from hezar_train.user_cache import own_folder
+
 # the same examples in every run: a failure is found when the code changes, not on somebody else's day
 settings.register_profile("default", derandomize=True, deadline=None)
 settings.load_profile("default")
@@ -15,6 +17,9 @@ settings.load_profile("default")
 # a shell that starts the tests in the background lets them ignore Ctrl-C, and so would every process that they start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# what is compiled for one run of the tests serves the next one, too
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(own_folder("compiled")))
 
 # what tests train with is not remembered as this user's own
 os.environ["HEZAR_TRAIN_CACHE"] = tempfile.mkdtemp(prefix="hezar_train_cache_")

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "hezar_train"
 # Low to high: a part imports lower rows only; parts of one row are strangers to each other.
 ROWS = [
     {"errors", "types"},
-    {"run_folder"},
+    {"run_folder", "user_cache"},
     {"config"},
     {"plan", "state", "run_layout"},
     {"runtime"},
@@ -54,7 +54,7 @@ OWNERS = {
     "peft": {"checkpoint"},
 }
 TORCH_FREE = {
-    *("__init__", "__main__", "errors", "types", "run_folder", "config", "plan", "state", "run_layout"),
+    *("__init__", "__main__", "errors", "types", "run_folder", "user_cache", "config", "plan", "state", "run_layout"),
     *("recipes", "cli"),
 }
 HEAVY = {"torch", "numpy", "accelerate", "safetensors", "transformers", "datasets"}

@@ -399,7 +399,8 @@ def _check_orders(
     epochs = list(dict.fromkeys(epoch for model in models for epoch in model.ends))  # all models have the same orders
     keys = epochs if config.reshuffle_each_epoch or plan.window_tokens else [0]
     computed = keys[: MOST_POSITIONS // plan.num_samples]
-    by_length = _by_length(config, plan, layout) if config.uses_lengths else None
+    # Without one to compute no lengths are needed: the plan may name a number of samples that no memory holds.
+    by_length = _by_length(config, plan, layout) if config.uses_lengths and computed else None
     for key in computed:
         if by_length is not None:
             order = by_length.order(key, plan.window_samples).samples

@@ -320,11 +320,11 @@ def _train_files(run: SavedRun, checkpoint: Path, folder: Path, names: PushNames
     train = names.subfolder.strip("/")
     copies = folder / "records"
     found = {CONFIG_FILE: run.layout.config} | {name: run.layout.root / name for name in RECORDS}
-    records = _below(run.layout.evaluations, EVALUATIONS_FOLDER).items()
+    records = _beside_checkpoints(run, _below(run.layout.evaluations, EVALUATIONS_FOLDER)).items()
     found |= {name: path for name, path in records if path.suffix != ".png"}  # samples stay at home
     if names.push_logs:
-        found |= _without_hosts(_below(run.layout.all_logs, LOGS_FOLDER))
-    files = {f"{train}/{name}": path for name, path in _copies(found, copies, run.layout.checkpoints).items()}
+        found |= _without_hosts(_beside_checkpoints(run, _below(run.layout.all_logs, LOGS_FOLDER)))
+    files = {f"{train}/{name}": path for name, path in _copies(found, copies).items()}
     files[f"{train}/{names.config}"] = files.pop(f"{train}/{CONFIG_FILE}")
     files[f"{train}/{STATE_FILE}"] = checkpoint / STATE_FILE
     if names.push_optimizer:
@@ -332,6 +332,12 @@ def _train_files(run: SavedRun, checkpoint: Path, folder: Path, names: PushNames
     if names.push_logs and (curves := curves_png(run.layout.root, folder / CURVES_FILE)) is not None:
         files[f"{train}/{CURVES_FILE}"] = curves
     return files | {f"{train}/{MANIFEST_FILE}": _write_manifest(files, train, folder, int(checkpoint.name))}
+
+
+def _beside_checkpoints(run: SavedRun, files: dict[str, Path]) -> dict[str, Path]:
+    """Return the files that are none of a checkpoint's: a config may put those into the folder of records."""
+    saved = run.layout.checkpoint_folders().values()
+    return {name: path for name, path in files.items() if not any(path.is_relative_to(one) for one in saved)}
 
 
 def _without_hosts(logs: dict[str, Path]) -> dict[str, Path]:
@@ -359,8 +365,11 @@ def _refuse_outside(files: Iterable[str]) -> None:
             raise ConfigError(f"{name!r} cannot be the name of a file in a repository: it leads outside")
 
 
-def _copies(found: dict[str, Path], folder: Path, checkpoints: Path) -> dict[str, Path]:
-    """Copy records; one with a second name only from a checkpoint, whose files pushes link to, and manifests list."""
+def _copies(found: dict[str, Path], folder: Path) -> dict[str, Path]:
+    """Copy records; one with a second name only if a manifest beside it says what is in it.
+
+    A run without a config of its own has that of a checkpoint, whose files pushes link to.
+    """
     needed = sum(source.stat().st_size for source in found.values() if source.is_file())
     if needed > (free := free_bytes(folder.parent)):  # a file with holes can claim any size, and a copy of it has none
         raise CheckpointError(f"the records of the run have {needed:,} bytes, and {free:,} are free in {folder.parent}")
@@ -369,11 +378,21 @@ def _copies(found: dict[str, Path], folder: Path, checkpoints: Path) -> dict[str
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _copy(source, target, accept_second_name=source.is_relative_to(checkpoints))
+            _copy(source, target, accept_second_name=_is_listed(source))
         except FileNotFoundError:  # a run without it, or a file that a resume has just put aside
             continue
         files[name] = target
     return files
+
+
+def _is_listed(path: Path) -> bool:
+    """Tell whether a file has the content that the manifest of its folder says: who made that up knew it already."""
+    try:
+        return (path.parent / MANIFEST_FILE).is_file() and read_manifest(path.parent).files.get(path.name) == hash_file(
+            path
+        )
+    except (CheckpointError, OSError):
+        return False
 
 
 def _all_checkpoints(run: SavedRun, newest: Path, folder: Path, *, verified: bool) -> dict[str, Path]:

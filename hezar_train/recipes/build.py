@@ -348,8 +348,9 @@ def build_trainer(loaded: LoadedRecipe) -> Trainer:
 def build_recipe(loaded: LoadedRecipe) -> tuple[Recipe, ModuleType]:
     """Seed everything and call the recipe's `build`; return what it built, and the recipe's module."""
     from hezar_train.data import seed_python_numpy_torch
-    from hezar_train.runtime import use_threads
+    from hezar_train.runtime import keep_compiled_code_apart, use_threads
 
+    keep_compiled_code_apart()  # build() may compile something
     use_threads(loaded.config.num_threads)  # what build() computes may depend on their number
     remember(loaded)
     seed_python_numpy_torch(loaded.config.seed)  # the model's first weights are then a function of the seed, too

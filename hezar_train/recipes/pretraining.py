@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hezar_train.recipes.build import build_trainer
 from hezar_train.recipes.recipe import LoadedRecipe, hash_of, hash_of_parts, load_recipe
-from hezar_train.recipes.trust import cache_folder
+from hezar_train.user_cache import cache_folder
 
 __all__ = ["pretrained_by"]
 

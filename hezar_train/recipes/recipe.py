@@ -29,6 +29,7 @@ from hezar_train.config.credentials import secret_problems
 from hezar_train.config.files import CONFIG_SUFFIXES, no_such_file, parse_yaml
 from hezar_train.config.names import tells_unknown_arguments
 from hezar_train.errors import ConfigError, a_kind, choices, suggestion, why_unreadable
+from hezar_train.run_folder import RunFolderError, read_file
 from hezar_train.run_layout import CONFIG_FILE, LOCK_FILE
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ CACHE_FOLDER = "__pycache__"
 UNREAD_SUFFIXES = (".png", ".yaml", ".yml")
 UNREAD_NAMES = ("readme", "readme.md", "readme.rst", "readme.txt", "runs")
 LARGE_BYTES = 100_000_000
+MOST_SOURCE_BYTES = 4 << 20
 MARKS_OF_A_RUN = (CONFIG_FILE, LOCK_FILE)  # the second is there before anything else is
 
 
@@ -385,7 +387,7 @@ def option_problems(source: Path, options: Mapping[str, Any]) -> Iterator[str]:
 def _build(source: Path) -> ast.arguments:
     """Read the arguments of `build` from the source."""
     try:
-        tree = ast.parse(source.read_text(encoding="utf-8"))
+        tree = ast.parse(read_file(source, MOST_SOURCE_BYTES).decode("utf-8-sig"))
     except SyntaxError as error:
         line = "" if error.text is None else f": {error.text.strip()}"
         raise ConfigError(
@@ -393,6 +395,12 @@ def _build(source: Path) -> ast.arguments:
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{source}: cannot be read: {why_unreadable(error)}") from error
+    except RunFolderError as error:
+        raise ConfigError(f"{source}: cannot be read: {error}") from error
+    except (RecursionError, MemoryError):  # so Python says it
+        raise ConfigError(
+            f"{source} is nested too deeply to be read as Python; expected a module like others."
+        ) from None
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "build":
             if node.args.posonlyargs:
@@ -518,8 +526,9 @@ def _digest(path: Path) -> str:
             return ""
         if (size := path.stat().st_size) > LARGE_BYTES:
             return f"{size} bytes"
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        # What grows while it is read, or waits (a link to a file below /proc), is read as far as its size goes.
+        return hashlib.sha256(read_file(path, LARGE_BYTES)).hexdigest()
+    except (OSError, RunFolderError):
         return ""
 
 

@@ -5,8 +5,7 @@ folder may be a gift, so none of that is followed on its word. What this user ha
 in a file of the user's own, never in the run: the recipe by its path and its hash, with the code and the places that
 were named beside it. So one's own runs go on with one command; on another machine `--trust` is typed once.
 
-The file is `trusted.json` in the folder `$HEZAR_TRAIN_CACHE`, else in `$XDG_CACHE_HOME/hezar_train`, else in
-`~/.cache/hezar_train`.
+The file is `trusted.json` in the folder of the user's cache (`user_cache`).
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from hezar_train.config.files import read_json, to_json, write_atomically
 from hezar_train.config.named_code import named_code, named_places, outside_settings, texts_in
 from hezar_train.errors import ConfigError
 from hezar_train.recipes.recipe import CONFIG_NAME, LoadedRecipe, default_options, hash_of, read_sections, shipped_root
+from hezar_train.user_cache import CACHE_VARIABLE, cache_folder
 
 __all__ = [
     "Trusted",
-    "cache_folder",
     "is_shipped",
     "refuse_foreign_places",
     "refuse_foreign_push",
@@ -38,7 +37,6 @@ __all__ = [
     "was_trained_with",
 ]
 
-CACHE_VARIABLE = "HEZAR_TRAIN_CACHE"
 FORMAT = 1
 MOST_REMEMBERED = 1000  # of each kind, for a recipe: the newest
 
@@ -50,13 +48,6 @@ class Trusted:
     hashes: tuple[str, ...] = ()
     code: frozenset[str] = frozenset()
     places: frozenset[str] = frozenset()
-
-
-def cache_folder() -> Path:
-    """Return the folder in which this user's files that belong to no run are kept."""
-    if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hezar_train"
 
 
 def trust_file() -> Path:

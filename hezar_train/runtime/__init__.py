@@ -14,6 +14,7 @@ The modules:
 from hezar_train.runtime.accelerator import (
     build_runtime,
     enable_gradient_checkpointing,
+    keep_compiled_code_apart,
     prepare_model,
     prepare_with_plugin,
     to_device,
@@ -32,6 +33,7 @@ __all__ = [
     "build_runtime",
     "data_parallel_of",
     "enable_gradient_checkpointing",
+    "keep_compiled_code_apart",
     "logger",
     "prepare_model",
     "prepare_with_plugin",

@@ -20,9 +20,12 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import getpass
 import itertools
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,7 @@ from hezar_train.runtime.data_parallel import convert_sync_batchnorm
 from hezar_train.runtime.logging import logger, make_visible
 from hezar_train.runtime.processes import Runtime
 from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
+from hezar_train.user_cache import is_closed, make_closed, own_folder
 
 __all__ = [
     "build_runtime",
@@ -48,6 +52,7 @@ __all__ = [
     "enable_gradient_checkpointing",
     "is_present",
     "is_same_device",
+    "keep_compiled_code_apart",
     "keep_freed_memory",
     "plugin_problems",
     "prepare_model",
@@ -62,6 +67,9 @@ __all__ = [
 ENGINE_VARIABLES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
 REFUSED_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
+COMPILED_VARIABLE, COMPILED_FOLDER = "TORCHINDUCTOR_CACHE_DIR", "compiled"
+USUAL_COMPILED_FOLDER = "torchinductor_"  # and the user's name
+HEADERS_VARIABLE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 # The numbers of glibc's mallopt(), and what to set each to.
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20)}
@@ -70,6 +78,7 @@ KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_
 def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None) -> Runtime:
     """Build (or take) the Accelerator and check it against the config."""
     make_visible(logger)
+    keep_compiled_code_apart()
     if config.deterministic:
         use_deterministic_kernels()
     use_threads(config.num_threads)
@@ -382,6 +391,33 @@ def use_threads(count: int | None) -> None:
     """Let torch compute with so many threads, in all of this process; None leaves it as it is."""
     if count is not None and count != torch.get_num_threads():
         torch.set_num_threads(count)
+
+
+def keep_compiled_code_apart() -> None:
+    """Let torch keep compiled code where only this user can write, unless the environment says where.
+
+    Its own place is below the folder for temporary files, by a name that any user of the machine can take first: what
+    lies there is unpickled and run, and a file in its place ends every training.
+    """
+    temporary = tempfile.gettempdir()
+    usual = os.path.join(temporary, USUAL_COMPILED_FOLDER)
+    named = os.environ.get(COMPILED_VARIABLE)
+    if not named or os.path.abspath(named).startswith(usual):  # torch writes its own choice there, too
+        os.environ[COMPILED_VARIABLE] = str(own_folder(COMPILED_FOLDER))
+    user = re.sub(r'[\\/:*?"<>|]', "_", _user_name())
+    if not is_closed(make_closed(Path(os.path.realpath(temporary), USUAL_COMPILED_FOLDER + user))):
+        # Headers go to the usual place, whatever the environment says, and into all that is compiled.
+        os.environ[HEADERS_VARIABLE] = "0"
+        if (compiler := sys.modules.get("torch._inductor.config")) is not None:
+            compiler.cpp_cache_precompile_headers = False  # type: ignore[attr-defined]
+
+
+def _user_name() -> str:
+    """Return the name that torch's folder for compiled code ends with."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user of a container whom nobody has given a name
+        return f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
 
 
 def use_deterministic_kernels() -> None:

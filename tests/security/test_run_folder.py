@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from hezar_train import Trainer, TrainerConfig
 from hezar_train.checkpoint import Checkpointer, CheckpointStore, RunLock, load_round, write_round
@@ -232,9 +233,14 @@ def test_what_a_user_s_own_save_writes_goes_to_no_file_with_a_second_name(run: P
     assert content(treasure) == before
 
 
+@pytest.mark.parametrize("checkpoints", ["checkpoints", ".", "checkpoints/..", "logs", "evaluations"])
 @pytest.mark.parametrize("place", ["evaluations/00000099.json", "logs/{logs}/more.json", "best.json"])
-def test_a_push_sends_no_record_that_has_a_second_name(run: Path, treasure: Path, place: str) -> None:
+def test_a_push_sends_no_record_that_has_a_second_name(run: Path, treasure: Path, place: str, checkpoints: str) -> None:
     (logs,) = (run / "logs").iterdir()
+    config = run / "train_config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "checkpoints_dir": checkpoints}))
+    if checkpoints != "checkpoints":  # where a config says that the checkpoints are, does not make them of its records
+        shutil.copytree(newest(run), run / checkpoints / newest(run).name)
     path = run / place.format(logs=logs.name)
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)

@@ -33,7 +33,8 @@ from hezar_train.data import Lengths
 from hezar_train.errors import CheckpointError, ConfigError, DataError
 from hezar_train.events import CSVWriter, EventStorage, Ledger, keep_until, read_rows
 from hezar_train.hub.pushed_files import SavedRun, stage
-from hezar_train.recipes import run_config
+from hezar_train.recipes import load_recipe, run_config
+from hezar_train.recipes.recipe import hash_of
 from hezar_train.report import write_report
 from hezar_train.report.read import read_run, saved_checkpoints, starts_of, time_split
 from hezar_train.run_folder import RunFolderError
@@ -552,14 +553,53 @@ def test_a_page_is_made_of_a_run_whose_config_names_no_place(run: Path, name: st
     assert write_report([run]).is_file()
 
 
-@pytest.mark.parametrize("count", [10**11, 1 << 62])
+@pytest.mark.parametrize("count", [3, 10**11, 1 << 62])
 def test_an_audit_takes_no_memory_for_lengths_that_are_not_there(run: Path, count: int) -> None:
     plan = json.loads((run / "plan.json").read_text())
     (run / "plan.json").write_text(json.dumps({**plan, "num_samples": count}))
-    Lengths([1, 2, 3]).save(run / "lengths.bin")
+    Lengths([1, 2, 3, 4]).save(run / "lengths.bin")
     config = replace(run_config(run), group_by_length=True)
-    with pytest.raises(CheckpointError, match="does not hold the lengths of"):
+    if count == 3:
+        with pytest.raises(CheckpointError, match="does not hold the lengths of"):
+            audit_run(config)
+    else:
+        assert not any("shuffle" in words for words in audit_run(config).proven)
+
+
+def test_an_audit_reads_no_lengths_of_gigabytes_that_are_holes(run: Path) -> None:
+    count = 10**9
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "num_samples": count}))
+    header = {"format": "hezar_train lengths 1", "count": count, "digest": "", "fingerprint": ""}
+    (run / "lengths.bin").write_bytes(json.dumps(header).encode() + b"\n")
+    make_holes(run / "lengths.bin", (run / "lengths.bin").stat().st_size + 4 * count)
+    config = replace(run_config(run), group_by_length=True)
+    with within_seconds(2.0):
         audit_run(config)
+
+
+SOURCES = {
+    "signs before signs": "def build():\n    return " + "-" * 200_000 + "1\n",
+    "names in names": "def build():\n    return " + "a." * 200_000 + "b\n",
+    "megabytes": "#" * (5 << 20) + "\ndef build(): ...\n",
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_recipe_whose_source_python_cannot_read_is_refused_with_a_sentence(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "recipe.py").write_text(SOURCES[kind])
+    (tmp_path / "config.yaml").write_text("trainer: {output_dir: run}\n")
+    with pytest.raises(ConfigError, match=r"nested too deeply|has more than"):
+        load_recipe(tmp_path)
+
+
+def test_a_recipe_waits_for_no_file_that_never_ends(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text("def build(): ...\n")
+    before = hash_of(tmp_path)
+    for name in ("kmsg", "self/pagemap", "self/mem", "self/environ"):
+        (tmp_path / f"{Path(name).name}.txt").symlink_to(Path("/proc", name))
+    with within_seconds(2.0):
+        assert hash_of(tmp_path) != before
 
 
 @pytest.mark.parametrize("size", [1 << 63, (1 << 64) - 1])
