@@ -132,7 +132,14 @@ def test_lines_that_updates_share_and_lines_of_one_each_prove_the_same(invoke: I
 
 @pytest.mark.parametrize(
     ("epoch", "position", "update_step", "counts"),
-    [(1, 0, 0, (0, 0)), (1, 24, 3, (0, 0)), (2, 16, 5, (1, 1)), (2, 31, 6, (2, 2)), (2, 40, 8, (4, 4)), (3, 0, 9, (4, 4))],
+    [
+        (1, 0, 0, (0, 0)),
+        (1, 24, 3, (0, 0)),
+        (2, 16, 5, (1, 1)),
+        (2, 31, 6, (2, 2)),
+        (2, 40, 8, (4, 4)),
+        (3, 0, 9, (4, 4)),
+    ],
 )
 def test_of_a_line_that_updates_share_those_before_a_checkpoint_are_counted(
     epoch: int, position: int, update_step: int, counts: tuple[int, int]
