@@ -334,14 +334,14 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps that have a folder, ascending; none of them is verified."""
-        return sorted({step for step, _ in self._folders()})
+        return sorted({step for step, _ in self._names()})
 
     def path(self, step: int) -> Path:
         """Return the folder of a step, existing under any zero padding or yet to be written."""
         usual = self.root / step_name(step)
         if usual.is_dir() and not usual.is_symlink():  # asked first: there may be thousands of others
             return usual
-        return next((folder for found, folder in self._folders() if found == step), usual)
+        return self.root / min((name for found, name in self._names() if found == step), default=usual.name)
 
     def open(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the checkpoint at a path, verified."""
@@ -410,9 +410,9 @@ class CheckpointStore:
         """Delete all but the newest `keep` and the protected checkpoints; return the steps deleted."""
         if keep is None:
             return []
-        folders = self._folders()
-        surplus = set(to_delete((step for step, _ in folders), keep, protect))
-        deleted = [one for one in folders if one[0] in surplus and _is_ours(*one)]
+        surplus = set(to_delete(self.steps(), keep, protect))
+        found = [(step, self.root / name) for step, name in sorted(self._names()) if step in surplus]
+        deleted = [one for one in found if _is_ours(*one)]
         for _, folder in deleted:
             # Renamed first: a half deleted folder must not look like a damaged checkpoint.
             self._remove(self._set_aside(folder, TRASH_PREFIX))
@@ -435,7 +435,7 @@ class CheckpointStore:
         return [self._set_aside(folder, DROPPED_PREFIX) for found, folder in self._folders() if found > step]
 
     def _commit(self, step: int, draft: Path) -> Path:
-        if any(found == step for found, _ in self._folders()):
+        if any(found == step for found, _ in self._names()):
             self._set_aside(self.path(step), DAMAGED_PREFIX)
         final = self.root / step_name(step)
         rename_durably(draft, final)
@@ -459,14 +459,16 @@ class CheckpointStore:
         return checkpoint
 
     def _folders(self) -> list[tuple[int, Path]]:
+        return [(step, self.root / name) for step, name in sorted(self._names())]
+
+    def _names(self) -> list[tuple[int, str]]:
+        """Return the folders in the order of the disk; there may be thousands, so no more is made of each."""
         if not self.root.is_dir():
             return []
         with os.scandir(self.root) as entries:
             numeric = [(step, entry) for entry in entries if (step := step_of(entry.name)) is not None]
             # A link is none: what is renamed and deleted here must lie here.
-            return sorted(
-                (step, self.root / entry.name) for step, entry in numeric if entry.is_dir(follow_symlinks=False)
-            )
+            return [(step, entry.name) for step, entry in numeric if entry.is_dir(follow_symlinks=False)]
 
     def _hidden(self, prefix: str) -> list[Path]:
         return sorted(self.root.glob(f"{prefix}*"))

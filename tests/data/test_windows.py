@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import OrderedDict
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -163,3 +165,18 @@ def test_the_processes_together_take_the_order_of_the_sampler(
             last.start_index = windows[0].first + windows[0].count - 1
             assert all(filler[-1] == next(iter(last)) for filler in fillers)
     assert found == list(RangedSampler(size, 2, position, shuffle=True, seed=7, epoch=3))
+
+
+def test_a_process_pays_for_its_own_samples_alone() -> None:
+    world, size = 4_000_000, 10**12
+    plan = make_plan(TrainerConfig("run", batch_size=2), size, world)
+    source = MapSource(Numbers(size), list, Order(2, 7, shuffle=True, rank=1, num_processes=world))
+    tracemalloc.start()
+    try:
+        windows = list(islice(source.windows(plan, 1, 9 * plan.window_samples, 1 << 60), 20))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    first = 9 * plan.window_samples + 2
+    assert [one.firsts for one in windows] == [[first + number * plan.window_samples] for number in range(20)]
+    assert windows[0].samples() == list(islice(RangedSampler(size, 2, first, shuffle=True, seed=7, epoch=1), 2))
