@@ -59,8 +59,8 @@ class History:
     # Values and steps in lists of their own: a tuple for each would set off the garbage collector again and again.
     # What is read lies packed, in 16 bytes for each value: a million of them as objects would take 72.
     __slots__ = (
-        "_max_length", "_num_read", "_sum", "_unread", "_unread_steps", "_value_steps", "_values", "logged_total",
-        "smoothing_hint",
+        "_max_length", "_newest", "_num_read", "_sum", "_unread", "_unread_steps", "_value_steps", "_values",
+        "logged_total", "smoothing_hint",
     )  # fmt: skip
 
     def __init__(self, max_length: int = 1_000_000, smoothing_hint: bool | None = None) -> None:
@@ -69,6 +69,7 @@ class History:
         self._unread: list[Scalar] = []
         self._unread_steps: list[int] = []
         self._values, self._value_steps = array("d"), array("q")
+        self._newest = 0.0  # the last value that was read, as the very object that was put
         self._max_length = max_length
         self._num_read = 0
         self._sum = 0.0
@@ -92,6 +93,8 @@ class History:
     def put_whole_before(self, values: Sequence[float], steps: Sequence[int], num_ever: int, sum_ever: float) -> None:
         """Put an earlier history before the values held, with what it had ever counted but no longer held."""
         self._read_all()
+        if len(values) and not self._values:
+            self._newest = values[-1]
         self._values, self._value_steps = array("d", values) + self._values, array("q", steps) + self._value_steps
         self._forget_oldest()
         self._num_read += num_ever
@@ -112,7 +115,7 @@ class History:
         """Return the last value and its step, without a host read."""
         if self._unread:
             return self._unread[-1], self._unread_steps[-1]
-        return self._values[-1], self._value_steps[-1]
+        return self._newest, self._value_steps[-1]
 
     def values(self) -> list[tuple[float, int]]:
         """Return all values held, oldest first, as (value, step)."""
@@ -164,7 +167,10 @@ class History:
 
     def _read_all(self) -> None:
         """Turn what waits on the device into floats, all of it together."""
+        if not self._unread:
+            return
         floats = read_scalars(self._unread)
+        self._newest = floats[-1]
         self._values.extend(floats)
         self._value_steps.extend(self._unread_steps)
         self._forget_oldest()
