@@ -23,6 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from hezar_train.events import Ledger
+
 ROOT = Path(__file__).parents[1]
 SAVE_STEPS = 20
 WHILE_WRITING = 20
@@ -58,7 +60,7 @@ class Group:
     def num_dropped(self) -> int:
         """Updates that were set aside because a checkpoint was older."""
         found = self.out / "ledger.jsonl.dropped"
-        return len(found.read_bytes().splitlines()) if found.exists() else 0
+        return sum(1 for _ in Ledger.read(found)) if found.exists() else 0
 
     def ranks(self) -> dict[int, int]:
         """Return the process of each rank that is alive."""

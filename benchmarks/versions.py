@@ -35,7 +35,7 @@ OVERRIDES = (  # two epochs whose last windows are short, for 83, 45 and 23 step
     *("num_epochs=2", "gradient_accumulation_steps=2"),
     *("log_steps=6", "save_steps=10", "eval_steps=30", "save_total_limit="),
 )
-WHOLE_FILES = ("ledger.jsonl", "best.json", "plan.json", "train_config.yaml", "checkpoints/**/*", "evaluations/**/*")
+WHOLE_FILES = ("best.json", "plan.json", "train_config.yaml", "checkpoints/**/*", "evaluations/**/*")
 UNEQUAL_KEYS = {  # sizes and names of logs, which have times in them, and hashes of files that have these
     "trainer_state.json": (("state", "files"), ("state", "logs_dir")),
     "manifest.json": (("sha256",), ("files", "trainer_state.json"), ("files", "train_config.yaml")),
@@ -169,7 +169,15 @@ def fingerprints(run: Path) -> dict[str, Any]:
     for name, read in (("metrics.json", _json_rows), ("training_logs.csv", _csv_rows)):
         rows = [_equal_part(row) for path in sorted(run.glob(f"logs/*/{name}")) for row in read(path)]
         found[f"{len(rows)} rows of {name}"] = _sha256(json.dumps(rows).encode())
+    updates = [update for line in _json_rows(run / "ledger.jsonl") for update in _updates_of(line)]
+    found[f"{len(updates)} updates of the ledger"] = _sha256(json.dumps(updates).encode())
     return found
+
+
+def _updates_of(line: dict[str, int]) -> Iterator[tuple[int, ...]]:
+    """Yield what a line of the ledger says of each update; versions differ in how many share a line."""
+    for number in range(line.get("updates", 1)):
+        yield line["update"] + number, line["epoch"], line["first"] + number * line["count"], line["count"]
 
 
 def _counts(path: Path) -> bool:

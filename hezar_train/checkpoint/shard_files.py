@@ -63,7 +63,7 @@ SHARD_NAME = re.compile(r"(?:model|optimizer)\.shard-\d{5,}-of-\d{5,}\.safetenso
 INDEX_NAME = re.compile(r"shards-(\d{5,}-of-\d{5,})\.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there are as many as processes times tensors
 class Box:
     """A box of a tensor: where it begins and how far it reaches in each dimension."""
 
@@ -146,7 +146,7 @@ def write_shards(draft: Draft, number: str, shards: Mapping[str, dict[str, tuple
     draft.write(f"shards-{number}.json", [json.dumps(index, indent=1).encode("utf-8")])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there are as many as processes times tensors
 class ShardEntry:
     """What an index says of one box in its file."""
 

@@ -312,13 +312,27 @@ class SavingGroup:
         dist.all_gather(sizes, torch.tensor([len(text)]), group=self._channel)
         room = max(int(size) for size in sizes)
         texts = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
-        padded = torch.frombuffer(bytearray(text.ljust(room)), dtype=torch.uint8)
-        dist.all_gather(texts, padded, group=self._channel)
-        return [json.loads(one.numpy().tobytes()) for one in texts]
+        dist.all_gather(texts, _as_tensor(text.ljust(room)), group=self._channel)
+        return [_parsed(one) for one in texts]
 
     def broadcast(self, value: Any = None) -> Any:
         """Return what the main process gave."""
-        return self.gather(value if self.is_main else None)[0]
+        if self.count == 1:
+            return value
+        text = json.dumps(value).encode("utf-8") if self.is_main else b""
+        room = torch.tensor([len(text)])
+        dist.broadcast(room, 0, group=self._channel)
+        data = _as_tensor(text.ljust(int(room)))
+        dist.broadcast(data, 0, group=self._channel)
+        return _parsed(data)
+
+
+def _as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _parsed(text: Tensor) -> Any:
+    return json.loads(text.numpy().tobytes())
 
 
 def load_shards(

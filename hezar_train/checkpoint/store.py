@@ -231,9 +231,13 @@ def _touched_buffer(tensor: Tensor) -> Tensor:
 class Checkpoint:
     """One verified checkpoint; tensors are read when asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_verified: bool = False) -> None:
+        """Open it; what another process of the run has just verified is believed as far as its shards go.
+
+        Else each of many processes would read what all of them have written.
+        """
         self.path = path
-        self._manifest: Manifest = verify(path)
+        self._manifest: Manifest = verify(path, unread=SHARD_NAME if is_verified else None)
         self.step = self._manifest.step
         self._index = ShardIndex(path, self._manifest)
         self._sections = _read_sections(path)
@@ -330,13 +334,14 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps that have a folder, ascending; none of them is verified."""
-        return sorted({step for step, _ in self._folders()})
+        return sorted({step for step, _ in self._names()})
 
     def path(self, step: int) -> Path:
         """Return the folder of a step, existing under any zero padding or yet to be written."""
         usual = self.root / step_name(step)
-        others = [folder for found, folder in self._folders() if found == step]
-        return usual if usual in others or not others else others[0]
+        if usual.is_dir() and not usual.is_symlink():  # asked first: there may be thousands of others
+            return usual
+        return self.root / min((name for found, name in self._names() if found == step), default=usual.name)
 
     def open(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the checkpoint at a path, verified."""
@@ -403,8 +408,11 @@ class CheckpointStore:
 
     def prune(self, keep: int | None, protect: Collection[int] = ()) -> list[int]:
         """Delete all but the newest `keep` and the protected checkpoints; return the steps deleted."""
-        surplus = to_delete(self.steps(), keep, protect)
-        deleted = [one for one in self._folders() if one[0] in surplus and _is_ours(*one)]
+        if keep is None:
+            return []
+        surplus = set(to_delete(self.steps(), keep, protect))
+        found = [(step, self.root / name) for step, name in sorted(self._names()) if step in surplus]
+        deleted = [one for one in found if _is_ours(*one)]
         for _, folder in deleted:
             # Renamed first: a half deleted folder must not look like a damaged checkpoint.
             self._remove(self._set_aside(folder, TRASH_PREFIX))
@@ -427,7 +435,7 @@ class CheckpointStore:
         return [self._set_aside(folder, DROPPED_PREFIX) for found, folder in self._folders() if found > step]
 
     def _commit(self, step: int, draft: Path) -> Path:
-        if any(found == step for found, _ in self._folders()):
+        if any(found == step for found, _ in self._names()):
             self._set_aside(self.path(step), DAMAGED_PREFIX)
         final = self.root / step_name(step)
         rename_durably(draft, final)
@@ -451,13 +459,16 @@ class CheckpointStore:
         return checkpoint
 
     def _folders(self) -> list[tuple[int, Path]]:
+        return [(step, self.root / name) for step, name in sorted(self._names())]
+
+    def _names(self) -> list[tuple[int, str]]:
+        """Return the folders in the order of the disk; there may be thousands, so no more is made of each."""
         if not self.root.is_dir():
             return []
-        numeric = ((step_of(path.name), path) for path in self.root.iterdir())
-        # A link is none: what is renamed and deleted here must lie here.
-        return sorted(
-            (step, path) for step, path in numeric if step is not None and path.is_dir() and not path.is_symlink()
-        )
+        with os.scandir(self.root) as entries:
+            numeric = [(step, entry) for entry in entries if (step := step_of(entry.name)) is not None]
+            # A link is none: what is renamed and deleted here must lie here.
+            return [(step, entry.name) for step, entry in numeric if entry.is_dir(follow_symlinks=False)]
 
     def _hidden(self, prefix: str) -> list[Path]:
         return sorted(self.root.glob(f"{prefix}*"))

@@ -1,7 +1,7 @@
 """`verify` and `audit`: is what a run saved whole, and did it train on what it should have.
 
 `verify` checks every checkpoint against its manifest. `audit` proves from the ledger that every sample was trained
-exactly once per epoch: each line says which positions of an epoch one update took. Laid end to end they must cover each
+exactly once per epoch: it says which positions of an epoch each update took. Laid end to end they must cover each
 epoch from position 0 to its last, none twice and none left out; the shuffle must put every sample at one position; and
 the newest checkpoint must have seen as many samples as the ledger has up to its place. Of several models that learn one
 after another, each has epochs of its own, and the lines of each must do so.
@@ -9,6 +9,7 @@ after another, each has epochs of its own, and the lines of each must do so.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ __all__ = [
     "audit",
     "audit_run",
     "contents_of",
+    "num_before",
     "reaches_all",
     "verify",
 ]
@@ -211,8 +213,8 @@ class _ModelLedger:
     name: str
     """Empty where there is one model."""
     ends: dict[int, int] = field(default_factory=dict)
-    update_ends: dict[int, list[int]] = field(default_factory=dict)
-    """Where each update of an epoch ended."""
+    lines: dict[int, list[LedgerLine]] = field(default_factory=dict)
+    """Those of each epoch."""
     num_updates: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -226,13 +228,17 @@ class _ModelLedger:
         if self.ends and epoch not in (self.last_epoch, self.last_epoch + 1):
             self.problems.append(f"after epoch {self.last_epoch} comes epoch {epoch}")
         elif line.first < expected:
-            last = min(line.first + line.count, expected) - 1
+            last = min(line.end, expected) - 1
             self.problems.append(f"epoch {epoch}: positions {line.first} to {last} came twice")
         elif line.first > expected:
             self.problems.append(f"epoch {epoch}: positions {expected} to {line.first - 1} were left out")
-        self.ends[epoch] = max(expected, line.first + line.count)
-        self.update_ends.setdefault(epoch, []).append(line.first + line.count)
-        self.num_updates += 1
+        self.ends[epoch] = max(expected, line.end)
+        self.lines.setdefault(epoch, []).append(line)
+        self.num_updates += line.updates
+
+    def update_ends(self, epoch: int) -> Iterator[int]:
+        """Yield where each update of an epoch ended."""
+        return (one.end for line in self.lines.get(epoch, ()) for one in line.each())
 
     def continues_with(self, line: LedgerLine) -> bool:
         """Tell whether a line goes on in the epoch under way."""
@@ -292,10 +298,10 @@ def audit_run(config: TrainerConfig) -> Audit:
     models = models_in_sequence(checkpoint) if checkpoint else _models_without_checkpoint(layout, plan)
     walk, state = _Walk(models, plan, in_calls=config.local_update_steps is not None), checkpoint.get("state", {})
     num_updates = num_seen = 0
-    for line in Ledger.read(layout.ledger):
+    for line in Ledger.read_lines(layout.ledger):
         walk.add(line)
-        num_updates += 1
-        num_seen += line.count if _is_before(line, state, in_sequence=len(models) > 1) else 0
+        num_updates += line.updates
+        num_seen += line.count * num_before(line, state, in_sequence=len(models) > 1)
     audit = Audit(num_updates, fewer_rows=_fewer_rows(layout.root))
     for model in walk.models:
         _check_epochs(audit, model, plan)
@@ -319,7 +325,7 @@ def _models_without_checkpoint(layout: RunLayout, plan: Plan) -> list[str]:
     model = starts[-1].get("model") if starts else None
     if not isinstance(model, dict) or model.get("class") != SEVERAL_MODELS:
         return []
-    num_models = math.ceil(sum(1 for _ in Ledger.read(layout.ledger)) / plan.total_updates)
+    num_models = math.ceil(sum(line.updates for line in Ledger.read_lines(layout.ledger)) / plan.total_updates)
     return [f"model {number}" for number in range(1, num_models + 1)] if num_models > 1 else []
 
 
@@ -339,11 +345,15 @@ def _newest_checkpoint(layout: RunLayout) -> dict[str, Any]:
     return {**found, "state": state}
 
 
-def _is_before(line: LedgerLine, state: dict[str, Any], *, in_sequence: bool) -> bool:
-    """Tell whether a checkpoint has seen a line; models in sequence come by one place more than once."""
+def num_before(line: LedgerLine, state: dict[str, Any], *, in_sequence: bool) -> int:
+    """Count the updates of a line that a checkpoint has seen; models in sequence come by one place more than once."""
     if in_sequence:
-        return line.update <= int(state.get("update_step", 0))
-    return (line.epoch, line.first + line.count) <= (state.get("epoch", 0), state.get("position", 0))
+        num_seen = int(state.get("update_step", 0)) - line.update + 1
+        return max(0, min(num_seen, line.updates))
+    epoch, position = state.get("epoch", 0), state.get("position", 0)
+    if line.epoch != epoch or line.end <= position:
+        return line.updates if line.epoch <= epoch else 0
+    return (position - line.first) // line.count if position > line.first else 0
 
 
 def _check_epochs(audit: Audit, model: _ModelLedger, plan: Plan) -> None:
@@ -439,7 +449,8 @@ def _check_windows(audit: Audit, models: Sequence[_ModelLedger], by_length: ByLe
     """Compare where the updates of an epoch ended with where the lengths say that they end."""
     expected = by_length.order(epoch, plan.window_samples).ends
     for model in models:
-        found = model.update_ends.get(epoch, [])
+        most = 0 if expected is None else len(expected)
+        found = list(itertools.islice(model.update_ends(epoch), most + 1))
         wanted = [] if expected is None else expected[: len(found)].tolist()
         if found != wanted:
             pairs = enumerate(zip(found, wanted, strict=False))

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from hezar_train.data.by_length import ByLength, Cut
 from hezar_train.data.collators import default_collator
 from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
-from hezar_train.data.sampler import Indices, RangedSampler
+from hezar_train.data.sampler import CHUNK_GROWTH, FIRST_CHUNK_SIZE, LARGEST_CHUNK_SIZE, Indices, Permutation
 from hezar_train.data.seeding import DrawWatch, generator_states, sample_seed, seed_python_numpy_torch
 from hezar_train.data.windows import Order, Remaining, SampleIndices, Window, rank_ranges, share_or_filler
 from hezar_train.errors import TrainingInterrupted
@@ -411,7 +411,7 @@ class MapSource:
             cut = self._cut_by_tokens(self.by_length, plan, epoch, position, Remaining(steps_left, samples_left))
             return self._fetcher.filled(cut, epoch)
         spans = plan.windows(position, steps_left, samples_left)
-        return self._fetcher.filled(self._with_indices(plan, spans, epoch, position), epoch)
+        return self._fetcher.filled(self._with_indices(plan, spans, epoch), epoch)
 
     def cut(self, cuts: Iterable[Cut]) -> Iterator[Window]:
         """Yield windows of samples that are cut for the processes already, each a single step."""
@@ -434,32 +434,39 @@ class MapSource:
     def close(self) -> None:
         self._fetcher.close()
 
-    def _with_indices(self, plan: Plan, spans: Iterator[WindowSpan], epoch: int, position: int) -> Iterator[Window]:
-        """Yield each window with the indices of this process's micro-batches, not yet fetched."""
-        order = self._order
-        take = _IndexReader(self._chunks(plan, epoch, position)).take
-        cells: list[tuple[int, int]] = []
-        cut: tuple[int, int] | None = None
-        for span in spans:
-            indices = take(span.count)
-            if cut != (span.count, span.num_steps):  # all but the last window of an epoch are cut alike
-                cut = span.count, span.num_steps
-                cells = rank_ranges(0, *cut, order.rank, order.num_processes)
-            window = Window(span.first, span.count, span.ends_epoch, [])
-            window.indices = [share_or_filler(indices, *cell) for cell in cells]
-            window.sizes = [size for _, size in cells]
-            window.firsts = [span.first + first for first, _ in cells]
-            yield window
+    def _with_indices(self, plan: Plan, spans: Iterator[WindowSpan], epoch: int) -> Iterator[Window]:
+        """Yield each window with the indices of this process's micro-batches, not yet fetched.
 
-    def _chunks(self, plan: Plan, epoch: int, position: int) -> Iterator[Indices]:
-        """Yield the order of an epoch from a position on, in arrays."""
-        order, num_samples = self._order, self.num_samples or 0
-        start = min(position, num_samples)  # the data may have shrunk
+        Only these indices are computed, those of many windows together: what the other processes take costs nothing.
+        """
+        order, index_at = self._order, self._index_at(plan, epoch)
+        chunk_size = FIRST_CHUNK_SIZE
+        for cut, alike in itertools.groupby(
+            spans, lambda span: (span.count, span.num_steps)
+        ):  # all but an epoch's last
+            cells = rank_ranges(0, *cut, order.rank, order.num_processes)
+            places = [share_or_filler(range(cut[0]), *cell) for cell in cells]
+            offsets = np.fromiter(itertools.chain.from_iterable(places), np.int64)
+            edges = list(itertools.pairwise(itertools.accumulate(map(len, places), initial=0)))
+            while ahead := list(itertools.islice(alike, max(1, chunk_size // len(offsets)))):
+                firsts = np.fromiter((span.first for span in ahead), np.int64)
+                for span, indices in zip(ahead, index_at(firsts[:, None] + offsets), strict=True):
+                    window = Window(span.first, span.count, span.ends_epoch, [])
+                    window.indices = [indices[start:end] for start, end in edges]
+                    window.sizes = [size for _, size in cells]
+                    window.firsts = [span.first + first for first, _ in cells]
+                    yield window
+                chunk_size = min(chunk_size * CHUNK_GROWTH, LARGEST_CHUNK_SIZE)
+
+    def _index_at(self, plan: Plan, epoch: int) -> Callable[[Indices], Indices]:
+        """Return what tells the sample at each position of an epoch."""
+        order = self._order
         if self.by_length is not None:
-            return iter([self.by_length.order(epoch, plan.window_samples).samples[start:]])
-        return RangedSampler(
-            num_samples, self.batch_size, start, shuffle=order.shuffle, seed=order.seed, epoch=order.key(epoch)
-        ).chunks()
+            samples = self.by_length.order(epoch, plan.window_samples).samples
+            return lambda positions: samples[positions]
+        if not order.shuffle:
+            return lambda positions: positions
+        return Permutation(self.num_samples or 0, order.seed, order.key(epoch)).at
 
     def _cut_by_tokens(
         self, by_length: ByLength, plan: Plan, epoch: int, position: int, left: Remaining
@@ -481,21 +488,3 @@ class MapSource:
             ]
             steps_left -= len(window.sizes)
             yield window
-
-
-class _IndexReader:
-    """Take any number of indices at a time from an iterator of chunks."""
-
-    def __init__(self, chunks: Iterator[Indices]) -> None:
-        self._chunks = chunks
-        self._chunk: Indices = np.empty(0, dtype=np.int64)
-        self._used = 0
-
-    def take(self, count: int) -> Indices:
-        end = self._used + count
-        while end > len(self._chunk):
-            self._chunk = np.concatenate([self._chunk[self._used :], next(self._chunks)])
-            self._used, end = 0, count
-        taken = self._chunk[self._used : end]
-        self._used = end
-        return taken

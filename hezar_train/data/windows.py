@@ -166,12 +166,7 @@ def cut_window(count: int, num_steps: int, num_processes: int = 1) -> list[list[
     Even cells avoid a lone sample, which BatchNorm refuses: there is none from two samples a cell on. Only a window
     with fewer samples than cells leaves cells empty, and those come last.
     """
-    if count < 0 or num_steps < 1 or num_processes < 1:
-        raise ConfigError(
-            f"a window of count={count} cannot be cut into num_steps={num_steps} for num_processes={num_processes}: "
-            "expected a count of 0 or more, and at least one step and one process."
-        )
-    smaller, num_larger = divmod(count, num_steps * num_processes)
+    smaller, num_larger = _even_sizes(count, num_steps, num_processes)
     return [
         [smaller + (step * num_processes + rank < num_larger) for rank in range(num_processes)]
         for step in range(num_steps)
@@ -180,14 +175,22 @@ def cut_window(count: int, num_steps: int, num_processes: int = 1) -> list[list[
 
 def rank_ranges(first: int, count: int, num_steps: int, rank: int, num_processes: int) -> list[tuple[int, int]]:
     """Return (start, size) for each step of one process, in epoch positions, for the window that starts at `first`."""
-    sizes = cut_window(count, num_steps, num_processes)
+    smaller, num_larger = _even_sizes(count, num_steps, num_processes)
     if not 0 <= rank < num_processes:
         raise ConfigError(f"rank={rank} is none of num_processes={num_processes}: expected 0 to {num_processes - 1}.")
-    ranges, start = [], first
-    for step_sizes in sizes:
-        ranges.append((start + sum(step_sizes[:rank]), step_sizes[rank]))
-        start += sum(step_sizes)
-    return ranges
+    # Not by `cut_window`: the other processes' cells are as many as there are processes.
+    cells = range(rank, num_steps * num_processes, num_processes)
+    return [(first + cell * smaller + min(cell, num_larger), smaller + (cell < num_larger)) for cell in cells]
+
+
+def _even_sizes(count: int, num_steps: int, num_processes: int) -> tuple[int, int]:
+    """Return the size of a window's smaller cells, and how many at its front have one sample more."""
+    if count < 0 or num_steps < 1 or num_processes < 1:
+        raise ConfigError(
+            f"a window of count={count} cannot be cut into num_steps={num_steps} for num_processes={num_processes}: "
+            "expected a count of 0 or more, and at least one step and one process."
+        )
+    return divmod(count, num_steps * num_processes)
 
 
 def share_or_filler(items: Any, first: int, count: int) -> Any:

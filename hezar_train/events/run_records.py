@@ -1,7 +1,9 @@
 """Records that a run keeps of itself: the ledger of its updates, and the record of its starts.
 
-`ledger.jsonl` has one line per update that says which samples it took, so that anyone can prove each was trained once.
-This module owns the line format and its reading back; it does not know the data order, positions are the sampler's.
+`ledger.jsonl` says of each update which samples it took, so that anyone can prove each was trained once. Updates that
+follow one another and take equally many samples share a line, up to the next flush: what is in the file only grows, so
+a kill loses what was not flushed and nothing else, and a resume can cut the file where a checkpoint was saved. This
+module owns the line format and its reading back; it does not know the data order, positions are the sampler's.
 
 `environment.json` says of each start what it was made of, where its time went and how it ended. This module owns the
 file's form and the words for an end. A start that was killed has no end. What cannot be read counts as not there: the
@@ -45,27 +47,43 @@ FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 FEWER_ROWS = "fewer_rows"
 """Of a start: rows and samples of a batch whose collator made fewer rows than it was given samples."""
 
-_MAX_LINES_IN_MEMORY = 4096
+_MAX_UPDATES_IN_MEMORY = 4096
+_MOST_UPDATES = 4096  # of a line: few bytes of a stranger's must not stand for an endless run
 _MAX_LINE_BYTES = 4096
 _MOST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """The samples of one update: `count` positions of `epoch` from `first` on."""
+    """The samples of one update, or of several in a row: `count` positions of `epoch` for each, from `first` on."""
 
     update: int
     epoch: int
     first: int
     count: int
+    """Positions that one update took."""
+    updates: int = 1
+
+    @property
+    def end(self) -> int:
+        """The position after the last one."""
+        return self.first + self.count * self.updates
+
+    def each(self) -> Iterator[LedgerLine]:
+        """Yield a line for each update."""
+        for number in range(self.updates):
+            yield LedgerLine(self.update + number, self.epoch, self.first + number * self.count, self.count)
 
 
 class Ledger:
-    """Append a line per update; lines wait in memory until `flush`."""
+    """Append the samples of each update; lines wait in memory until `flush`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = AppendFile(path)
         self._lines: list[str] = []
+        self._num_waiting = 0
+        # The line that may still grow, in plain numbers: this is the path of every update.
+        self._update = self._epoch = self._first = self._count = self._updates = 0
 
     @property
     def path(self) -> Path:
@@ -84,18 +102,23 @@ class Ledger:
 
     def add(self, update: int, epoch: int, first: int, count: int) -> None:
         """Note that `update` took the `count` positions of `epoch` from `first` on."""
-        lines = self._lines
-        # Written out: it runs in every update, and `json.dumps` takes several times as long.
-        lines.append(f'{{"update": {update}, "epoch": {epoch}, "first": {first}, "count": {count}}}\n')
-        if len(lines) >= _MAX_LINES_IN_MEMORY:
-            self.flush()
+        updates = self._updates
+        if (
+            count == self._count
+            and first == self._first + count * updates
+            and update == self._update + updates
+            and epoch == self._epoch
+            and 0 < updates < _MOST_UPDATES
+        ):
+            self._updates = updates + 1
+            return
+        self._end_line()
+        self._update, self._epoch, self._first, self._count, self._updates = update, epoch, first, count, 1
 
     def flush(self) -> None:
-        """Hand all lines to the operating system."""
-        if self._lines:
-            self._file.append("".join(self._lines).encode())
-            self._lines.clear()
-        self._file.flush()
+        """Hand all lines to the operating system; the next update begins a line."""
+        self._end_line()
+        self._write()
 
     def sync(self) -> None:
         """Make what was flushed survive a power cut; safe to call from another thread."""
@@ -108,11 +131,38 @@ class Ledger:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Iterator[LedgerLine]:
-        """Yield the lines of a ledger; a last line cut short by a kill is left out."""
+        """Yield a line for each update of a ledger; a last line cut short by a kill is left out."""
+        for line in Ledger.read_lines(path):
+            yield from line.each()
+
+    @staticmethod
+    def read_lines(path: str | os.PathLike[str]) -> Iterator[LedgerLine]:
+        """Yield the lines of a ledger as they are written, each of one update or of several."""
         with os.fdopen(open_file(path, follow_links=True), "rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
                 if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
                     yield _parse_line(path, number, line)
+
+    def _end_line(self) -> None:
+        """Let the line that may grow be as it is."""
+        if not self._updates:
+            return
+        more = f', "updates": {self._updates}' if self._updates > 1 else ""
+        self._lines.append(
+            f'{{"update": {self._update}, "epoch": {self._epoch}, "first": {self._first}, "count": {self._count}'
+            f"{more}}}\n"
+        )
+        self._num_waiting += self._updates
+        self._updates = 0
+        if self._num_waiting >= _MAX_UPDATES_IN_MEMORY:
+            self._write()
+
+    def _write(self) -> None:
+        if self._lines:
+            self._file.append("".join(self._lines).encode())
+            self._lines.clear()
+            self._num_waiting = 0
+        self._file.flush()
 
 
 def _parse_line(path: str | os.PathLike[str], number: int, line: bytes) -> LedgerLine:
@@ -122,6 +172,8 @@ def _parse_line(path: str | os.PathLike[str], number: int, line: bytes) -> Ledge
         found = None
     if found is None or any(type(one) is not int or not 0 <= one < _MOST for one in dataclasses.astuple(found)):
         raise DataError(f"{path}, line {number} is not a line of a ledger: {line[:80]!r}")
+    if not 1 <= found.updates <= _MOST_UPDATES:
+        raise DataError(f"{path}, line {number} tells of {found.updates} updates; expected 1 to {_MOST_UPDATES}")
     return found
 
 

@@ -66,6 +66,7 @@ _DATA_TIME_NAMES = ("train.data_seconds", "data_time")
 
 _CHUNK_BYTES = 1 << 16
 _MOST_LINE_BYTES = 16 << 20
+_MOST_STEPS = 1 << 63
 _MOST_DROPPED_BYTES = 1 << 30
 """What a run has logged since a checkpoint is less; a file with holes can claim any size, and a copy of it has none."""
 _BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
@@ -172,8 +173,10 @@ def _row_of(path: Path, number: int, line: bytes) -> Row:
     try:
         record = json.loads(line)
         step, epoch, seconds = (record.pop(name) for name in RESERVED_NAMES)
-        is_row = _are_of(int, (step, epoch)) and _are_of(int | float, (seconds, *record.values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        numbers = (seconds, *record.values())
+        is_row = _are_of(int, (step, epoch)) and abs(step) < _MOST_STEPS and _are_of(int | float, numbers)
+        list(map(float, numbers))  # which an integer of many digits cannot be
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         is_row = False
     if not is_row:
         raise DataError(f"{path}, line {number} is not a logged row: {line[:80]!r}")

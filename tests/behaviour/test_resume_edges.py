@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import ConfigError
+from hezar_train.events import Ledger
 from hezar_train.types import Mode
 
 
@@ -105,8 +106,7 @@ def test_a_checkpoint_of_another_folder_starts_a_run_of_its_own(tmp_path: Path) 
         == json.loads((tmp_path / "first/evaluations/00000006.json").read_text())["metrics"]["loss"]
     )
     assert (tmp_path / "second/previous/0001/checkpoints/00000006").exists()
-    lines = (tmp_path / "second/ledger.jsonl").read_text().splitlines()
-    assert [json.loads(line)["update"] for line in lines] == [5, 6]
+    assert [line.update for line in Ledger.read(tmp_path / "second/ledger.jsonl")] == [5, 6]
 
 
 class Stream(IterableDataset[Any]):

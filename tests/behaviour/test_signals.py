@@ -27,7 +27,7 @@ from workload import (
 from hezar_train import Hook
 from hezar_train.checkpoint import CheckpointStore
 from hezar_train.errors import NonFiniteError, TrainingInterrupted
-from hezar_train.events import INTERRUPTED
+from hezar_train.events import INTERRUPTED, Ledger
 from hezar_train.events.run_records import end_of, read_starts
 from hezar_train.types import Mode
 
@@ -240,8 +240,8 @@ def test_a_real_process_ends_with_its_code_and_resumes(
     assert printed.count(f"{number.name}: finishing this update") == 1
     assert "Traceback" not in printed
     state = json.loads((last_checkpoint(tmp_path) / "trainer_state.json").read_text())["state"]
-    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["update"] == state["update_step"] == len(lines)
+    lines = list(Ledger.read(tmp_path / "ledger.jsonl"))
+    assert lines[-1].update == state["update_step"] == len(lines)
     make_long_trainer(tmp_path).train()
     assert differences(long_unbroken, tmp_path) == []
 

@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train.events import Ledger
 from hezar_train.types import Mode
 
 NUM_FEATURES, NUM_LABELS = 6, 3
@@ -194,7 +195,7 @@ def differences(one: Path, other: Path) -> list[str]:
         "metrics.json": rows_of,
         "training_logs.csv": _csv_of,
         "TensorBoard": scalars_of,
-        "ledger.jsonl": lambda run: (run / "ledger.jsonl").read_text(),
+        "ledger.jsonl": lambda run: list(Ledger.read(run / "ledger.jsonl")),
         "evaluations": _evaluations_of,
         "best.json": lambda run: (run / "best.json").read_text(),
     }

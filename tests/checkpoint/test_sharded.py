@@ -149,6 +149,30 @@ def written_by_two(world: Any, tmp_path: Path) -> Path:
     return tmp_path / "two"
 
 
+def test_shards_that_the_main_process_has_verified_are_not_read_by_each_of_the_others(written_by_two: Path) -> None:
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    folder = written_by_two / "00000010"
+    flip(folder / "model.shard-00002-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"model.shard-00002-of-00002.safetensors does not match its SHA-256"):
+        Checkpoint(folder)
+    assert Checkpoint(folder, is_verified=True).step == 10
+    with (folder / "optimizer.shard-00001-of-00002.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(CheckpointError, match="bytes instead of"):
+        Checkpoint(folder, is_verified=True)
+
+
+def test_all_but_shards_is_read_by_each_process(written_by_two: Path) -> None:
+    state = written_by_two / "00000010" / "trainer_state.json"
+    state.write_bytes(state.read_bytes()[:-1] + b" ")
+    with pytest.raises(CheckpointError, match=r"trainer_state.json does not match its SHA-256"):
+        Checkpoint(state.parent, is_verified=True)
+
+
 @pytest.mark.parametrize("sharding", ["none", "full"])
 @pytest.mark.parametrize("kind", list(OPTIMIZERS))
 def test_two_processes_train_like_one(kind: str, sharding: str, world: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -14,14 +15,15 @@ import torch
 from click.testing import Result
 
 from hezar_train import MultiModelTrainer, TrainerConfig
-from hezar_train.cli.verify import reaches_all
+from hezar_train.cli.verify import num_before, reaches_all
+from hezar_train.events import Ledger, LedgerLine
 
 Invoke = Callable[..., Result]
 VERSIONS = Path(__file__).parents[1] / "data_of_versions"
 
 
 def change_ledger(run: Path, change: Callable[[list[dict[str, int]]], object]) -> None:
-    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    lines = [dataclasses.asdict(line) for line in Ledger.read(run / "ledger.jsonl")]
     change(lines)
     (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -115,6 +117,37 @@ def test_a_ledger_that_is_not_right_is_found_out(
     change_ledger(trained, change)
     done = invoke("audit", "runs/sums")
     assert (done.exit_code, words in done.stdout) == (1, True), done.stdout
+
+
+def test_lines_that_updates_share_and_lines_of_one_each_prove_the_same(invoke: Invoke, trained: Path) -> None:
+    assert invoke("train", "sums", "log_steps=100", "save_steps=100", "output_dir=runs/shared").exit_code == 0
+    run = trained.parent / "shared"
+    assert '"updates": ' in (run / "ledger.jsonl").read_text()
+    shared = invoke("audit", "runs/shared")
+    assert shared.exit_code == 0, shared.stdout
+    change_ledger(run, lambda lines: lines)
+    assert "updates" not in (run / "ledger.jsonl").read_text().replace('"updates": 1}', "}")
+    assert invoke("audit", "runs/shared").stdout == shared.stdout
+
+
+@pytest.mark.parametrize(
+    ("epoch", "position", "update_step", "counts"),
+    [
+        (1, 0, 0, (0, 0)),
+        (1, 24, 3, (0, 0)),
+        (2, 16, 5, (1, 1)),
+        (2, 31, 6, (2, 2)),
+        (2, 40, 8, (4, 4)),
+        (3, 0, 9, (4, 4)),
+    ],
+)
+def test_of_a_line_that_updates_share_those_before_a_checkpoint_are_counted(
+    epoch: int, position: int, update_step: int, counts: tuple[int, int]
+) -> None:
+    line = LedgerLine(update=5, epoch=2, first=8, count=8, updates=4)
+    state = {"epoch": epoch, "position": position, "update_step": update_step}
+    assert tuple(num_before(line, state, in_sequence=one) for one in (False, True)) == counts
+    assert num_before(LedgerLine(5, 2, 8, 0), state, in_sequence=False) == int((epoch, position) >= (2, 8))
 
 
 def test_a_run_under_way_is_proven_as_far_as_it_is(invoke: Invoke, trained: Path) -> None:

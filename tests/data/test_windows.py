@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import OrderedDict
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,12 @@ from hypothesis import strategies as st
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from hezar_train.data import batch_length
-from hezar_train.data.windows import cut_window, rank_ranges
+from hezar_train import TrainerConfig
+from hezar_train.data import RangedSampler, batch_length
+from hezar_train.data.loader import MapSource
+from hezar_train.data.windows import Order, cut_window, rank_ranges
 from hezar_train.errors import ConfigError, DataError
+from hezar_train.plan import make_plan
 
 counts = st.integers(0, 500)
 steps = st.integers(1, 20)
@@ -125,3 +130,53 @@ class TestBatchLength:
     def test_a_batch_in_which_nothing_tells_is_refused(self, batch: Any) -> None:
         with pytest.raises(DataError, match="no tensor or list in it tells"):
             batch_length(batch)
+
+
+class Numbers:
+    """So many samples, each its own number."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("world", [1, 3, 8])
+@pytest.mark.parametrize(("size", "window", "position"), [(47, 12, 0), (47, 12, 24), (5003, 5, 4990), (5003, 5001, 0)])
+def test_the_processes_together_take_the_order_of_the_sampler(
+    world: int, size: int, window: int, position: int
+) -> None:
+    plan = make_plan(TrainerConfig("run", batch_size=2, global_batch_size=window), size, world)
+    orders = [Order(2, 7, shuffle=True, rank=rank, num_processes=world) for rank in range(world)]
+    sources = [MapSource(Numbers(size), list, order) for order in orders]
+    together = zip(*(source.windows(plan, 3, position, plan.total_steps) for source in sources), strict=True)
+    found = []
+    for windows in together:
+        in_order = zip(*(zip(one.indices, one.sizes, one.batches, strict=True) for one in windows), strict=True)
+        for step in in_order:
+            assert all(batch == list(indices) for indices, _, batch in step)
+            found += [int(index) for indices, count, _ in step for index in indices[:count]]
+            fillers = [indices for indices, count, _ in step if not count]
+            last = RangedSampler(size, 2, shuffle=True, seed=7, epoch=3)
+            last.start_index = windows[0].first + windows[0].count - 1
+            assert all(filler[-1] == next(iter(last)) for filler in fillers)
+    assert found == list(RangedSampler(size, 2, position, shuffle=True, seed=7, epoch=3))
+
+
+def test_a_process_pays_for_its_own_samples_alone() -> None:
+    world, size = 4_000_000, 10**12
+    plan = make_plan(TrainerConfig("run", batch_size=2), size, world)
+    source = MapSource(Numbers(size), list, Order(2, 7, shuffle=True, rank=1, num_processes=world))
+    tracemalloc.start()
+    try:
+        windows = list(islice(source.windows(plan, 1, 9 * plan.window_samples, 1 << 60), 20))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    first = 9 * plan.window_samples + 2
+    assert [one.firsts for one in windows] == [[first + number * plan.window_samples] for number in range(20)]
+    assert windows[0].samples() == list(islice(RangedSampler(size, 2, first, shuffle=True, seed=7, epoch=1), 2))

@@ -109,9 +109,19 @@ def outcome_of(run: Path) -> dict[str, Any]:
         "state": {name: state[name] for name in ("global_step", "update_step", "epoch", "samples_seen")},
         "sha256": {name: _sha256((checkpoint / name).read_bytes()) for name in (MODEL_FILE, OPTIMIZER_FILE)},
         "evaluations": sorted(path.stem for path in run.glob("evaluations/*.json")),
-        "ledger": (run / "ledger.jsonl").read_text(encoding="utf-8").splitlines(),
+        "ledger": _updates_of(run / "ledger.jsonl"),
         "rows": rows_of(run),
     }
+
+
+def _updates_of(ledger: Path) -> list[str]:
+    """Return a line for each update, as the first versions write them; later ones let several share a line."""
+    lines = []
+    for line in map(json.loads, ledger.read_text(encoding="utf-8").splitlines()):
+        for number in range(line.pop("updates", 1)):
+            first = line["first"] + number * line["count"]
+            lines.append(json.dumps({**line, "update": line["update"] + number, "first": first}))
+    return lines
 
 
 def arithmetic() -> str:

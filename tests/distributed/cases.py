@@ -5,7 +5,7 @@ Each case is a small model and data whose samples carry their number. `learn` is
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hezar_train import Hook, Trainer, TrainerConfig
+from hezar_train.events import Ledger
 
 NUM_FEATURES, NUM_CLASSES, VOCABULARY, IGNORED = 4, 3, 20, -100
 
@@ -180,8 +181,8 @@ def samples_of_updates(told: list[dict[str, Any]]) -> dict[int, list[int]]:
 
 
 def ledger_of(out: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's ledger."""
-    return [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    """Return what a run's ledger says of each update."""
+    return [dataclasses.asdict(line) for line in Ledger.read(out / "ledger.jsonl")]
 
 
 def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,36 @@ def test_unread_tensors_do_not_pile_up():
         history.append(torch.tensor(float(step)), step)
     assert len(history._unread) < 1024
     assert history.values() == [(float(step), step) for step in range(2995, 3000)]
+
+
+def test_a_history_that_is_read_at_every_step_shows_its_last_values_and_holds_few_more():
+    history = History(max_length=80)
+    for step in range(1000):
+        history.append(float(step), step)
+        assert history.latest() == step
+        assert len(history._values) <= 90
+        assert history.values() == [(float(one), one) for one in range(max(0, step - 79), step + 1)]
+    assert (history.avg(200), history.median(3), history.total) == (959.5, 998.0, 1000)
+
+
+def test_a_value_that_is_read_takes_sixteen_bytes():
+    history = History()
+    tracemalloc.start()
+    try:
+        for step in range(100_000):
+            history.append(step / 7, 10**6 + step)
+        history.latest()
+        assert tracemalloc.get_traced_memory()[0] < 100_000 * 18
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("value", "step"), [("1.0", "9" * 30), ("9" * 400, "1"), ("1.0", "1e400")])
+def test_saved_numbers_that_no_run_has_are_refused(tmp_path, value, step):
+    saved = f'{{"values": [{value}], "steps": [{step}], "num_ever": 1, "sum_ever": 1.0, "smoothing_hint": null}}'
+    (tmp_path / "history.json").write_text(f'{{"version": 1, "histories": {{"loss": {saved}}}}}')
+    with pytest.raises(DataError, match="is not a file of histories"):
+        EventStorage().load_history(tmp_path / "history.json")
 
 
 def test_the_mean_over_everything_includes_what_is_no_longer_held():

@@ -428,3 +428,13 @@ def test_numbers_that_are_not_finite_are_left_out_and_none_at_all_is_no_error(st
 def test_a_histogram_needs_a_bucket(storage):
     with pytest.raises(DataError, match="bins=0 of 'x' must be at least 1"):
         storage.put_histogram("x", [1.0], bins=0)
+
+
+@pytest.mark.parametrize("value", [0.1, torch.tensor(0.25)])
+def test_what_is_logged_at_a_later_step_is_there_once_also_if_it_was_read_before(value: object) -> None:
+    storage = EventStorage(step=4)
+    storage.put_scalar("loss", value)  # type: ignore[arg-type]
+    storage.history("loss").latest()
+    storage.log(storage.unlogged(), step=5, epoch=1)
+    assert [step for _, step in storage.history("loss").values()] == [4]
+    assert storage.unlogged() == {}

@@ -73,7 +73,7 @@ values = st.dictionaries(names, st.floats(allow_nan=False), max_size=4)
 
 
 @settings(deadline=None)
-@given(st.lists(st.builds(Row, st.integers(0), st.integers(0), st.floats(0, 1e12), values), max_size=5))
+@given(st.lists(st.builds(Row, st.integers(0, 2**63 - 1), st.integers(0), st.floats(0, 1e12), values), max_size=5))
 def test_json_rows_read_back_exactly(tmp_path_factory, rows):
     writer = JSONLinesWriter(tmp_path_factory.mktemp("json") / "metrics.json")
     write(writer, rows)
@@ -132,6 +132,14 @@ def test_a_damaged_line_is_named_and_a_missing_file_has_no_rows(tmp_path):
     assert read_rows(path) == []
     path.write_text('{"step": 1, "epoch": 1, "time": 1.0}\n[]\n')
     with pytest.raises(DataError, match="line 2 is not a logged row"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(("step", "value"), [(1 << 63, "1.0"), (-(1 << 63), "1.0"), (1, "9" * 400)])
+def test_a_row_with_numbers_that_no_run_has_is_refused(tmp_path, step, value):
+    path = tmp_path / "metrics.json"
+    path.write_text(f'{{"step": {step}, "epoch": 1, "time": 1.0, "loss": {value}}}\n')
+    with pytest.raises(DataError, match="line 1 is not a logged row"):
         read_rows(path)
 
 

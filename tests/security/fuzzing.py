@@ -620,9 +620,12 @@ class ManifestTarget:
             CheckpointStore(self._folder.parent).newest()
 
 
-LEDGER = b"".join(
-    b'{"update": %d, "epoch": %d, "first": %d, "count": 2}\n' % (step, 1 + (step - 1) // 6, 2 * ((step - 1) % 6))
-    for step in range(1, 13)
+LEDGER = (
+    b"".join(
+        b'{"update": %d, "epoch": %d, "first": %d, "count": 2}\n' % (step, 1 + (step - 1) // 6, 2 * ((step - 1) % 6))
+        for step in range(1, 13)
+    )
+    + b'{"update": 13, "epoch": 3, "first": 0, "count": 2, "updates": 6}\n'
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def test_an_audit_finds_an_update_that_is_not_what_the_lengths_say(tmp_path: Pat
     trainer = build(tmp_path, **BY_TOKENS)
     trainer.train()
     ledger = tmp_path / "ledger.jsonl"
-    first, second, *rest = map(json.loads, ledger.read_text().splitlines())
+    first, second, *rest = map(dataclasses.asdict, Ledger.read(ledger))
     first["count"] += 1
     second["first"] += 1
     second["count"] -= 1
