@@ -24,6 +24,7 @@ from hezar_train.errors import (
     HezarTrainError,
     HookError,
     HubError,
+    LostProcessError,
     TrainingInterrupted,
     is_ours,
     is_own_code,
@@ -122,6 +123,8 @@ class Commands(click.Group):
                 echo(traceback.format_exc(), err=True, nl=False)
             else:
                 show_error("\n".join([str(error), *_notes(error)]))
+            if isinstance(error, LostProcessError):  # a launcher may start all again
+                raise SystemExit(EXIT_FAILED) from error
             ctx.exit(_exit_code(error))
 
 

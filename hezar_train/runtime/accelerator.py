@@ -37,7 +37,7 @@ from hezar_train.config import TrainerConfig
 from hezar_train.config.names import OWN_TRACKERS
 from hezar_train.errors import ConfigError
 from hezar_train.runtime.data_parallel import convert_sync_batchnorm
-from hezar_train.runtime.group import leave_group_at_exit
+from hezar_train.runtime.group import leave_group_at_exit, limit_waiting
 from hezar_train.runtime.logging import logger, make_visible
 from hezar_train.runtime.processes import Runtime
 from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
@@ -79,6 +79,8 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
         accelerator = _new_accelerator(config, asked)
     if accelerator.num_processes > 1:
         leave_group_at_exit()
+        if config.collective_timeout_seconds is not None:
+            limit_waiting(config.collective_timeout_seconds)
     runtime = Runtime(
         accelerator,
         accelerator.device,

@@ -22,16 +22,26 @@ import hmac
 import os
 import secrets
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from hezar_train.errors import HezarTrainError
 
-__all__ = ["KEY", "join_through_file", "leave_group", "leave_group_at_exit", "verify_group", "verify_peers"]
+__all__ = [
+    "KEY",
+    "join_through_file",
+    "leave_group",
+    "leave_group_at_exit",
+    "limit_waiting",
+    "verify_group",
+    "verify_peers",
+]
 
 KEY = "hezar_train.key"
 THREADS = Path("/proc/self/task")
@@ -86,6 +96,12 @@ def verify_peers(store: Any, rank: int, count: int, group: Any = None) -> None:
 
 def _word(key: bytes, sender: int, receiver: int) -> bytes:
     return hmac.digest(key, f"{sender} to {receiver}".encode(), "sha256")
+
+
+def limit_waiting(seconds: float) -> None:
+    """Let every collective of this process, in any group that there is now, end with an error after so long."""
+    for group in list(_world.pg_map):
+        _set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 @functools.cache
