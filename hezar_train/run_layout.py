@@ -10,7 +10,7 @@
       checkpoints/{step}/                                            model.safetensors  ...  manifest.json
       previous/{n}/                                                  an earlier run that was started afresh over
       .hub/                                                          files of pushes that are under way
-      .processes/{rank}                                              where each of several processes is, while they train
+      .processes/{rank}                                              where each of several processes is
 
 A user may rename two of the folders (`checkpoints_dir`, `logs_dir`); every other name is fixed, because other versions
 look for it. One that lies outside holds a folder per run, named after the run and the hash of its path: two runs never

@@ -211,7 +211,7 @@ class HardwareFields:
     """"fp16" or "bf16" (NCCL only): processes send gradients so; the training then depends on their number."""
 
     collective_timeout_seconds: int | float | None = None
-    """The most that a process waits for the others; then it ends and says who is missing. None: torch's 10 or 30 min."""
+    """The most that a process waits for the others; then it ends and names who is missing. None: torch's own limit."""
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
