@@ -53,6 +53,8 @@ class Report:
     at_seconds: float
     has_lost_a_peer: bool = False
     """Whether it died because another one had."""
+    has_named_it: bool = False
+    """Whether its message says which one, and where that was."""
 
 
 def num_restarts() -> int:
@@ -90,7 +92,7 @@ def reported_exit() -> Iterator[None]:
     except SystemExit as end:
         code = _code(end)
         if isinstance(end.__cause__, LostProcessError):  # the program has said it; where that one ended matters more
-            _write(path, Report(code, False, str(end.__cause__), time.time(), True))
+            _write(path, Report(code, False, str(end.__cause__), time.time(), True, True))
             raise
         if _write(path, Report(code, True, str(end), time.time())) and code in ENDS_ON_PURPOSE:
             raise SystemExit(0) from end
