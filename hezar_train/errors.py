@@ -22,6 +22,7 @@ __all__ = [
     "HookError",
     "HookTypeError",
     "HubError",
+    "LostProcessError",
     "MissingDependencyError",
     "NoSuchCheckpointError",
     "NonFiniteError",
@@ -85,6 +86,10 @@ class NoSuchCheckpointError(CheckpointError, ConfigError):
 
 class RunLockedError(HezarTrainError):
     """Another live trainer holds the run's folder."""
+
+
+class LostProcessError(HezarTrainError, RuntimeError):
+    """Another process of the run has ended, or did not answer in time."""
 
 
 class HubError(HezarTrainError):

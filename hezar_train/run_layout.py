@@ -10,6 +10,7 @@
       checkpoints/{step}/                                            model.safetensors  ...  manifest.json
       previous/{n}/                                                  an earlier run that was started afresh over
       .hub/                                                          files of pushes that are under way
+      .processes/{rank}                                              where each of several processes is
 
 A user may rename two of the folders (`checkpoints_dir`, `logs_dir`); every other name is fixed, because other versions
 look for it. One that lies outside holds a folder per run, named after the run and the hash of its path: two runs never
@@ -65,6 +66,7 @@ __all__ = [
     "PLAN_FILE",
     "PREPROCESSOR_FOLDER",
     "PREVIOUS_FOLDER",
+    "PROCESSES_FOLDER",
     "RECIPE_FILE",
     "REPLACED_PREFIX",
     "REPORT_FILE",
@@ -100,6 +102,7 @@ EXPORTS_FOLDER = "exports"
 """For what a user's own `save()` writes beside each checkpoint."""
 PREVIOUS_FOLDER = "previous"
 HUB_STAGING_FOLDER = ".hub"
+PROCESSES_FOLDER = ".processes"
 CHECKPOINTS_FOLDER: str = TrainerConfig.checkpoints_dir
 LOGS_FOLDER: str = TrainerConfig.logs_dir
 
@@ -132,7 +135,7 @@ HEZAR_CONFIG_FILE = "model_config.yaml"
 LOG_SUFFIXES = (".json", ".jsonl")
 WRITTEN = (
     *(LOCK_FILE, LEDGER_FILE, f"{LEDGER_FILE}{DROPPED_SUFFIX}", PLAN_FILE, RECIPE_FILE, STARTS_FILE, BEST_FILE),
-    *(HUB_FILE, CONFIG_FILE, LENGTHS_FILE, EVALUATIONS_FOLDER, HUB_STAGING_FOLDER),
+    *(HUB_FILE, CONFIG_FILE, LENGTHS_FILE, EVALUATIONS_FOLDER, HUB_STAGING_FOLDER, PROCESSES_FOLDER),
 )
 """What a run writes, cuts or deletes under a fixed name; reports and pictures only ever take the place of another."""
 
@@ -196,6 +199,7 @@ class RunLayout:
         self.pages = [self.root / name for name in (REPORT_FILE, CURVES_FILE, COMPARISON_FILE)]
         self.lock = self.root / LOCK_FILE
         self.previous = self.root / PREVIOUS_FOLDER
+        self.processes = self.root / PROCESSES_FOLDER
 
     @classmethod
     def of(cls, config: TrainerConfig) -> Self:

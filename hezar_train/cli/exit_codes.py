@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -24,6 +24,7 @@ from hezar_train.errors import (
     HezarTrainError,
     HookError,
     HubError,
+    LostProcessError,
     TrainingInterrupted,
     is_ours,
     is_own_code,
@@ -53,8 +54,8 @@ EXIT_INTERRUPTED = 130
 EXIT_CODES = """\b
 Exit codes:
   0    done (also: it was done already)
-  1    failed: a damaged checkpoint, a locked folder, a full disk, a non-finite loss, the Hub, an error of the recipe's
-       own code, an unexpected error
+  1    failed: a damaged checkpoint, a locked folder, a full disk, a non-finite loss, another process of the run that is
+       lost, the Hub, an error of the recipe's own code, an unexpected error
   2    refused: a mistake in the config, the data, the hooks or the command line
   75   trained, but not uploaded to the Hub, also by `push`: `hezar-train push RUN` finishes it
   130  interrupted by Ctrl-C; after the first one, the run was saved
@@ -122,7 +123,7 @@ class Commands(click.Group):
                 echo(traceback.format_exc(), err=True, nl=False)
             else:
                 show_error("\n".join([str(error), *_notes(error)]))
-            ctx.exit(_exit_code(error))
+            _leave(ctx, error)
 
 
 def _written_as_field(error: click.NoSuchOption) -> str:
@@ -134,6 +135,13 @@ def _written_as_field(error: click.NoSuchOption) -> str:
     if takes_fields and name in TrainerConfig.fields():
         return f" A field of the config is given without dashes: {name}=VALUE."
     return suggestion(error.option_name, error.possibilities or ())
+
+
+def _leave(ctx: click.Context, error: HezarTrainError) -> NoReturn:
+    """Leave with the exit code of an error; of one that is another process's, the launcher may start all again."""
+    if isinstance(error, LostProcessError):
+        raise SystemExit(EXIT_FAILED) from error
+    ctx.exit(_exit_code(error))
 
 
 def _exit_code(error: HezarTrainError) -> int:

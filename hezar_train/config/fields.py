@@ -210,6 +210,9 @@ class HardwareFields:
     gradient_compression: str | None = None
     """"fp16" or "bf16" (NCCL only): processes send gradients so; the training then depends on their number."""
 
+    collective_timeout_seconds: int | float | None = None
+    """The most that a process waits for the others; then it ends and names who is missing. None: torch's own limit."""
+
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in these fields."""
         yield from flag("compile", self.compile)
@@ -224,6 +227,13 @@ class HardwareFields:
                 f"gradient_compression={self.gradient_compression!r} cannot be used with sharding='full', where FSDP2 "
                 "exchanges gradients itself. Leave one of the two out."
             )
+        yield from number(
+            "collective_timeout_seconds",
+            self.collective_timeout_seconds,
+            above=0,
+            optional=True,
+            without="torch's own limit",
+        )
         yield from flag("gradient_checkpointing", self.gradient_checkpointing)
         yield from self._problems_of_device()
         yield from flag("use_cpu", self.use_cpu)

@@ -257,6 +257,9 @@ class _Group(LocalElasticAgent):
     def _report_death(self) -> None:
         """Say who died first and of what; what the main process has said itself is not repeated."""
         of = f"of {self.get_worker_group().spec.local_world_size}"
+        named = {rank: report.message for rank, report in self._reports().items() if report.has_named_it}
+        if named and 0 not in named:  # the main process may be the one that is missing
+            _print(next(iter(named.values())))
         if killed := self._killed():
             rank, number = next(iter(killed.items()))
             _print(f"process {rank} {of} was killed by {signal.Signals(number).name}")

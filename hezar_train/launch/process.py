@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hezar_train.config.files import write_atomically
+from hezar_train.errors import LostProcessError
 
 __all__ = [
     "ENDS_ON_PURPOSE",
@@ -52,6 +53,8 @@ class Report:
     at_seconds: float
     has_lost_a_peer: bool = False
     """Whether it died because another one had."""
+    has_named_it: bool = False
+    """Whether its message says which one, and where that was."""
 
 
 def num_restarts() -> int:
@@ -88,6 +91,9 @@ def reported_exit() -> Iterator[None]:
         yield
     except SystemExit as end:
         code = _code(end)
+        if isinstance(end.__cause__, LostProcessError):  # the program has said it; where that one ended matters more
+            _write(path, Report(code, False, str(end.__cause__), time.time(), True, True))
+            raise
         if _write(path, Report(code, True, str(end), time.time())) and code in ENDS_ON_PURPOSE:
             raise SystemExit(0) from end
         raise
@@ -119,6 +125,8 @@ def _write(path: Path, report: Report) -> bool:
 
 
 def _is_loss_of_a_peer(error: BaseException) -> bool:
+    if isinstance(error, LostProcessError):
+        return True
     return isinstance(error, RuntimeError) and "by peer" in str(error)  # gloo has no class for it
 
 

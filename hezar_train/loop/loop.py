@@ -33,6 +33,7 @@ from hezar_train.events import EventWriter
 from hezar_train.loop.context import Context, CtxVar, Lifecycle
 from hezar_train.loop.hooks import HookCall, HookSet, Moment
 from hezar_train.plan import UNLIMITED, End, Plan
+from hezar_train.runtime.place import PLACE
 from hezar_train.state import TrainerState
 from hezar_train.types import Mode
 
@@ -235,6 +236,9 @@ class Routine:
         self.left_unsettled = False
         """Whether something failed after an update was applied and before all that counts knew of it."""
         self._calls, self._sets = self.calls_of(hooks), self.sets_of(hooks)
+        if PLACE.is_shown:  # to the other processes of the run
+            numbered = enumerate(self._calls.items())
+            self._calls = {moment: (PLACE.noting(mode, n), *calls) for n, (moment, calls) in numbered}
         # at hand without a look-up, which costs more than an empty moment
         self.forward_calls = self._calls[Moment.BATCH_FORWARD]
         self.backward_calls = self._calls[Moment.BATCH_BACKWARD]

@@ -4,6 +4,7 @@ The modules:
 
     accelerator     the Accelerator, checked against the config; the model and its batches on the device
     processes       what the processes of a run tell one another
+    place           where each process is, and which one is missing
     messages        values as bytes, to be sent, and back
     data_parallel   each process has a copy of the model
     gradient_exchange   torch's DDP, which averages the gradients of the copies

@@ -16,7 +16,6 @@ Data order, windows, schedules and checkpoints are not Accelerate's business: se
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
@@ -41,6 +40,7 @@ from hezar_train.config import TrainerConfig
 from hezar_train.config.names import OWN_TRACKERS
 from hezar_train.errors import ConfigError
 from hezar_train.runtime.data_parallel import convert_sync_batchnorm
+from hezar_train.runtime.group import leave_group_at_exit, limit_waiting
 from hezar_train.runtime.logging import logger, make_visible
 from hezar_train.runtime.processes import Runtime
 from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
@@ -48,7 +48,6 @@ from hezar_train.user_cache import is_closed, make_closed, own_folder
 
 __all__ = [
     "build_runtime",
-    "destroy_group_at_exit",
     "enable_gradient_checkpointing",
     "is_present",
     "is_same_device",
@@ -87,6 +86,10 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
     if accelerator is None:
         _refuse_impossible(config, asked)
         accelerator = _new_accelerator(config, asked)
+    if accelerator.num_processes > 1:
+        leave_group_at_exit()
+        if config.collective_timeout_seconds is not None:
+            limit_waiting(config.collective_timeout_seconds)
     runtime = Runtime(
         accelerator,
         accelerator.device,
@@ -98,8 +101,6 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
         raise ConfigError(problems)
     if runtime.device.type == "cpu":
         keep_freed_memory()
-    if runtime.num_processes > 1:
-        destroy_group_at_exit()
     return runtime
 
 
@@ -438,9 +439,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None and not any(name in os.environ for name in KEPT_MEMORY):
         for number, value in KEPT_MEMORY.values():
             mallopt(number, value)
-
-
-@functools.cache
-def destroy_group_at_exit() -> None:
-    """Destroy the process group when this process ends: torch warns where nobody does."""
-    atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())

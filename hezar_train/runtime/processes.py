@@ -19,6 +19,7 @@ from accelerate import Accelerator
 
 from hezar_train.errors import HezarTrainError
 from hezar_train.runtime.messages import pack_message, unpack_message
+from hezar_train.runtime.place import PLACE
 
 __all__ = [
     "Processes",
@@ -46,8 +47,11 @@ class Processes:
         if self.count == 1:
             return [float(value) for value in values]
         total = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=self._device) for v in values])
+        PLACE.enter_collective()
         dist.all_reduce(total)
-        return total.tolist()
+        found = total.tolist()
+        PLACE.leave_collective()
+        return found
 
     def total(self, value: Any) -> float:
         """Return the sum of one value over all processes, in full precision."""
@@ -65,9 +69,12 @@ class Processes:
             return True
         # One reduction instead of two: the largest of the negated values is the smallest.
         both = torch.tensor([*values, *(-value for value in values)], device=self._device)
+        PLACE.enter_collective()
         dist.all_reduce(both, dist.ReduceOp.MAX)
         largest, smallest = both.view(2, -1)
-        return bool((largest == -smallest).all())
+        is_same = bool((largest == -smallest).all())
+        PLACE.leave_collective()
+        return is_same
 
     def share(self, value: T) -> T:
         """Return the main process's value on all: plain values, tensors and arrays (`messages`)."""
@@ -76,9 +83,11 @@ class Processes:
         # Not torch's `broadcast_object_list`, which sends pickles; the size goes first, to make room for the message.
         message = pack_message(value) if self.is_main else b""
         size = torch.tensor([len(message)], device=self._device)
+        PLACE.enter_collective()
         dist.broadcast(size, 0)
         data = self._padded(message, int(size))
         dist.broadcast(data, 0)
+        PLACE.leave_collective()
         return value if self.is_main else self._read(data)
 
     def gather(self, value: T) -> list[T]:
@@ -88,10 +97,12 @@ class Processes:
         # Not torch's `all_gather_object`, which sends pickles.
         message = pack_message(value)
         sizes = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in range(self.count)]
+        PLACE.enter_collective()
         dist.all_gather(sizes, torch.tensor([len(message)], device=self._device))
         room = max(int(size) for size in sizes)
         found = [torch.empty(room, dtype=torch.uint8, device=self._device) for _ in sizes]
         dist.all_gather(found, self._padded(message, room))
+        PLACE.leave_collective()
         return [self._read(data) for data in found]
 
     def _padded(self, message: bytes, size: int) -> torch.Tensor:

@@ -26,7 +26,10 @@ from hezar_train.loop import Fit, HookSet, Loop, Moment, Verbs
 from hezar_train.metrics import MetricsHandler
 from hezar_train.optim import idle_part, idle_warning
 from hezar_train.plan import UNLIMITED
+from hezar_train.run_folder import remove_folder
 from hezar_train.runtime import Runtime, logger
+from hezar_train.runtime.group import limit_waiting
+from hezar_train.runtime.place import PLACE, is_loss, loss_explained
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress
 from hezar_train.terminal.display import num_parameters
@@ -209,14 +212,33 @@ class RunSession:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run's folder; the main process does it for all."""
+        """Hold the run's folder; the main process does it for all. Whoever loses another process says which."""
         lock, processes = RunLock(self.folder.lock), self.runtime.processes
         processes.on_main(lock.__enter__)
         try:
-            yield
+            with self._seen_by_others():
+                yield
         finally:
             if processes.is_main:
                 lock.__exit__(None, None, None)
+
+    @contextmanager
+    def _seen_by_others(self) -> Iterator[None]:
+        """Show the other processes where this one is, and name those that it loses; one process shows nothing."""
+        rank, count, folder = self.runtime.rank, self.runtime.num_processes, self.folder.processes
+        if count == 1:
+            yield
+            return
+        if (limit := self.setup.config.collective_timeout_seconds) is not None:
+            limit_waiting(limit)  # also in groups that were made for a sharded model
+        self.runtime.processes.on_main(lambda: remove_folder(folder))
+        with PLACE.shown(folder, rank, self.state):
+            try:
+                yield
+            except RuntimeError as error:
+                if not is_loss(error):
+                    raise
+                raise loss_explained(error, folder, rank, count, [*Moment]) from error
 
     @contextmanager
     def training(self) -> Iterator[None]:

@@ -67,7 +67,7 @@ def test_the_defaults_are_as_documented() -> None:
         *("finetune_freeze_param", "finetune_param"),
         *("hub_model_id", "hub_private", "hub_revision", "hub_card"),
         *("global_batch_tokens", "max_tokens_per_batch", "length_column"),
-        "gradient_compression",
+        *("gradient_compression", "collective_timeout_seconds"),
     }
     values = TrainerConfig("run").to_dict()
     assert {name for name, value in values.items() if value is None} == nones

@@ -68,6 +68,22 @@ def test_two_processes_train_together_and_speak_with_one_voice(start: Start, rec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_is_named_and_the_run_ends_with_one(
+    start: Start, recipe: str, tmp_path: Path, rank: int, wait_for: Wait
+) -> None:
+    limits = ["--max-restarts", "0", "collective_timeout_seconds=5", "num_epochs=500"]
+    front = start(*COMMAND, recipe, *TWO, SLOWLY, *limits)
+    wait_for((tmp_path / "run/checkpoints/00000004").exists)
+    os.kill(process_of_rank(rank, front.pid), signal.SIGSTOP)
+    code, _, errors = finish(front)
+    assert code == 1
+    assert f"process {1 - rank} of 2 got no answer" in errors
+    assert f"process {rank} gives no sign of life; it was at on_" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_replaced_and_the_run_ends_like_the_unbroken_one(
     start: Start, recipe: str, tmp_path: Path, rank: int, wait_for: Wait
 ) -> None:
