@@ -37,10 +37,11 @@ from torch.optim import SGD, Adam, Optimizer
 from hezar_train.config import TrainerConfig
 from hezar_train.config.names import OWN_TRACKERS
 from hezar_train.errors import ConfigError
+from hezar_train.runtime.blocks import recompute_blocks
 from hezar_train.runtime.data_parallel import convert_sync_batchnorm
 from hezar_train.runtime.logging import logger, make_visible
 from hezar_train.runtime.processes import Runtime
-from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
+from hezar_train.runtime.sharding import COMPUTE_TYPES, Sharding, broadcast_from_main, shard_model
 
 __all__ = [
     "build_runtime",
@@ -181,6 +182,7 @@ def unmet_requests(config: TrainerConfig, asked: torch.device | None, runtime: R
         *_process_problems(config, runtime, own=own),
         *_window_and_precision_problems(config, runtime, own=own),
         *_compression_problems(config, runtime),
+        *_sharding_problems(config, runtime),
         *_device_problems(config, asked, runtime.device),
         *(_tracker_problems(config, runtime) if own else ()),
     ]
@@ -252,6 +254,18 @@ def _compression_problems(config: TrainerConfig, runtime: Runtime) -> Iterator[s
         )
 
 
+def _sharding_problems(config: TrainerConfig, runtime: Runtime) -> Iterator[str]:
+    """Tell of what the Accelerator's own plug-in decides."""
+    if runtime.has_fsdp_plugin and config.sharding == "full":
+        fields = {"sharding_group_size": config.sharding_group_size, "sharding_offload": config.sharding_offload}
+        for name, value in fields.items():
+            if value:
+                yield (
+                    f"{name}={value!r} cannot be used with the Accelerator's FSDP plug-in, which decides how the model "
+                    "is spread. Leave one of the two out."
+                )
+
+
 def _device_problems(config: TrainerConfig, asked: torch.device | None, got: torch.device) -> Iterator[str]:
     if asked is not None and not is_same_device(asked, got):
         yield f"device={str(asked)!r} was asked for, but the accelerator uses {str(got)!r}."
@@ -302,7 +316,8 @@ def prepare_model(model: nn.Module, config: TrainerConfig, runtime: Runtime) -> 
     if config.gradient_checkpointing:
         enable_gradient_checkpointing(model, type(model).__name__)
     if is_spread and not runtime.has_fsdp_plugin:
-        shard_model(model, runtime.num_processes, runtime.precision, runtime.device)
+        how = Sharding(runtime.precision, config.sharding_group_size, config.sharding_offload)
+        shard_model(model, runtime.num_processes, how, runtime.device)
     if config.compile:
         model.compile()  # in place: the names of its parameters stay
     return model
@@ -323,14 +338,16 @@ def _refuse_with_sharding(config: TrainerConfig) -> None:
 
 
 def enable_gradient_checkpointing(model: nn.Module, called: str) -> None:
-    """Switch gradient checkpointing on in a model that can do it; an error calls the model as given."""
+    """Switch gradient checkpointing on, by the model's own method or block by block; an error calls it as given."""
     enable = getattr(model, "gradient_checkpointing_enable", None)
-    if enable is None:
+    if enable is not None:
+        enable()
+    elif not recompute_blocks(model):
         raise ConfigError(
-            f"gradient_checkpointing=True, but {called} has no gradient_checkpointing_enable() to switch it on. Give "
-            "the model one, or leave the field out."
+            f"gradient_checkpointing=True, but {called} has no gradient_checkpointing_enable() to switch it on, and no "
+            "list of blocks of one class (nn.ModuleList) to compute again one by one. Give the model one, or leave the "
+            "field out."
         )
-    enable()
 
 
 def prepare_with_plugin(
