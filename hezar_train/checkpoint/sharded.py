@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hezar_train.checkpoint.format import pack, read_tensors, tensor_file, tensor_names, unpack
+from hezar_train.checkpoint.format import pack, tensor_file, tensor_names, unpack
 from hezar_train.checkpoint.manifest import (
     Draft,
     FileRecord,
@@ -42,7 +42,6 @@ from hezar_train.checkpoint.manifest import (
 from hezar_train.checkpoint.modules import clean_name, load_module_state, module_names, unwrap
 from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.checkpoint.shard_files import (
-    FILES,
     Box,
     Place,
     local_part,
@@ -381,7 +380,6 @@ class ShardedSource:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._folder = checkpoint.path
         self._index = checkpoint.shards
 
     def model(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
@@ -411,26 +409,14 @@ class ShardedSource:
         self, part: str, names: Set[str], places: Mapping[str, Place]
     ) -> tuple[dict[str, Tensor], dict[str, tuple[int, ...]]]:
         """Return a tensor for each name, cut to its place if the place is in a tensor of that shape; and all shapes."""
-        shapes = {name: shape for name, shape in self._index.shapes(part).items() if name in names}
+        shapes = {name: shape for name, shape in self._index.all_shapes(part).items() if name in names}
         boxes = {name: held_box(shape, places.get(name)) for name, shape in shapes.items()}
-        tensors = self._index.read(part, boxes)
-        for batch in _batches(names - shapes.keys(), one_by_one=set() if shapes else set(places)):
-            for name, found in read_tensors(self._folder / FILES[part], batch).items():
-                shapes[name] = shape = tuple(found.shape)
-                box = held_box(shape, places.get(name))
-                tensors[name] = found if box.sizes == shape else box.cut(found).clone()
-        return tensors, shapes
+        return self._index.read_boxes(part, boxes), shapes
 
 
 def held_box(shape: tuple[int, ...], place: Place | None) -> Box:
     """Return the box that a place has of a tensor; of one of another shape than the place's, all of it."""
     return place.box if place is not None and place.shape == shape else Box.whole(shape)
-
-
-def _batches(names: Set[str], one_by_one: Set[str]) -> Iterator[Set[str]]:
-    """Yield the names together, but for those of which each may be too large to be held whole beside another."""
-    yield names - one_by_one
-    yield from ({name} for name in names & one_by_one)
 
 
 def _parameter_number(name: str, count: int) -> int | None:

@@ -40,6 +40,7 @@ from hezar_train.errors import ConfigError
 from hezar_train.runtime.blocks import recompute_blocks
 from hezar_train.runtime.data_parallel import convert_sync_batchnorm
 from hezar_train.runtime.logging import logger, make_visible
+from hezar_train.runtime.meta import give_memory, refuse_unknowable
 from hezar_train.runtime.processes import Runtime
 from hezar_train.runtime.sharding import COMPUTE_TYPES, Sharding, broadcast_from_main, shard_model
 
@@ -64,8 +65,8 @@ ENGINE_VARIABLES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "
 REFUSED_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 
-# The numbers of glibc's mallopt(), and what to set each to.
-KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20)}
+# The numbers of glibc's mallopt(), and what to set each to: to keep much, and to give back what is large.
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20, 1 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20, 1 << 20)}
 
 
 def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None) -> Runtime:
@@ -89,7 +90,7 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
     if problems := unmet_requests(config, asked, runtime, own=own):
         raise ConfigError(problems)
     if runtime.device.type == "cpu":
-        keep_freed_memory()
+        keep_freed_memory(large=runtime.num_processes == 1 or config.sharding == "none")
     if runtime.num_processes > 1:
         destroy_group_at_exit()
     return runtime
@@ -309,18 +310,34 @@ def prepare_model(model: nn.Module, config: TrainerConfig, runtime: Runtime) -> 
     if config.sync_batchnorm and runtime.num_processes > 1:
         model = convert_sync_batchnorm(model)
     is_spread = runtime.has_fsdp_plugin or (config.sharding == "full" and runtime.num_processes > 1)
+    is_empty = any(parameter.is_meta for parameter in model.parameters())
+    if is_empty:
+        _refuse_empty(model, runtime)
     if is_spread:
         _refuse_with_sharding(config)
-    else:  # what is spread comes to the device share by share
+    elif not is_empty:  # what is spread comes to the device share by share
         model = model.to(runtime.device)
     if config.gradient_checkpointing:
         enable_gradient_checkpointing(model, type(model).__name__)
     if is_spread and not runtime.has_fsdp_plugin:
         how = Sharding(runtime.precision, config.sharding_group_size, config.sharding_offload)
         shard_model(model, runtime.num_processes, how, runtime.device)
+    if is_empty:
+        offloads = is_spread and config.sharding_offload
+        give_memory(model, runtime.device, shares_device=torch.device("cpu") if offloads else None)
     if config.compile:
         model.compile()  # in place: the names of its parameters stay
     return model
+
+
+def _refuse_empty(model: nn.Module, runtime: Runtime) -> None:
+    """Raise if a model on `meta` could not be filled."""
+    if runtime.has_fsdp_plugin:
+        raise ConfigError(
+            "the model is on the device 'meta', and the Accelerator's FSDP plug-in spreads it, which cannot fill it. "
+            "Use sharding='full' in the config instead of the plug-in."
+        )
+    refuse_unknowable(model)
 
 
 def _refuse_with_sharding(config: TrainerConfig) -> None:
@@ -408,17 +425,18 @@ def use_deterministic_kernels() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-@functools.cache
-def keep_freed_memory() -> None:
+def keep_freed_memory(*, large: bool = True) -> None:
     """Let the process keep up to 256 MB that a step frees for the next step, instead of giving it back each time.
 
-    Touching fresh pages for each batch's outputs costs up to a third of an evaluation. An environment that sets one of
-    glibc's own variables is left as it is, and so is a C library without them.
+    Touching fresh pages for each batch's outputs costs up to a third of an evaluation. Without `large`, what has a
+    megabyte or more is given back: blocks that are gathered and let go one after another would leave holes in the heap
+    and so, after some steps, all of a model that is shared out. An environment that sets one of glibc's own variables
+    is left as it is, and so is a C library without them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and not any(name in os.environ for name in KEPT_MEMORY):
-        for number, value in KEPT_MEMORY.values():
-            mallopt(number, value)
+        for number, value, value_without_large in KEPT_MEMORY.values():
+            mallopt(number, value if large else value_without_large)
 
 
 @functools.cache

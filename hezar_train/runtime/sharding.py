@@ -209,6 +209,8 @@ def broadcast_from_main(model: nn.Module, device: torch.device) -> None:
     """Give all processes the main one's weights and buffers, one after another over the device."""
     # Each process cuts its share out of its own copy: unequal copies would make a model that never existed.
     for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_meta:
+            continue
         values = tensor.detach()
         sent = values.to(device)
         dist.broadcast(sent, src=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,9 @@ class Checkpointing:
         """Load the weights of a checkpoint alone, all of which must fit."""
         self._load_model(checkpoint)
 
-    def load_initial_weights(self, source: str | os.PathLike[str]) -> None:
-        """Load the weights that a run begins with."""
-        load_initial_weights(self._model, source, self._processes)
+    def load_initial_weights(self, source: str | os.PathLike[str], unset: Collection[str] = ()) -> None:
+        """Load the weights that a run begins with; what is `unset` has no values before."""
+        load_initial_weights(self._model, source, self._processes, unset)
         if self._part is not None:
             self._part.begin()
 
@@ -502,10 +502,12 @@ def choose_checkpoint(config: TrainerConfig, folder: RunFolder, processes: Proce
     return Checkpoint(Path(path)) if path is not None and found is None else found
 
 
-def load_initial_weights(model: nn.Module, source: str | os.PathLike[str], processes: Processes) -> None:
+def load_initial_weights(
+    model: nn.Module, source: str | os.PathLike[str], processes: Processes, unset: Collection[str] = ()
+) -> None:
     """Load the weights that a run begins with; the main process downloads those that are on the Hub."""
     found = processes.on_main(lambda: str(local_weights(source)))
-    tell_weights(initial_weights(model, Path(str(processes.share(found)))), source)
+    tell_weights(initial_weights(model, Path(str(processes.share(found))), unset), source)
 
 
 def _refuse_missing(path: Path, store: CheckpointStore) -> None:
