@@ -96,10 +96,9 @@ class Pieces:
         """Read a box of each wanted tensor out of the pieces that have some of it."""
         parts: dict[Path, dict[str, tuple[Box, Box]]] = {}
         for name, box in wanted.items():
-            for piece in self.of[name]:
-                common = piece.box.overlap(box)
-                if common.numel or len(self.of[name]) == 1:
-                    parts.setdefault(piece.path, {})[name] = (common, piece.box)
+            # Of an empty box, which has some of no piece, one tells the type.
+            for piece in [one for one in self.of[name] if one.box.overlap(box).numel] or self.of[name][:1]:
+                parts.setdefault(piece.path, {})[name] = (piece.box.overlap(box), piece.box)
         found: dict[str, Tensor] = {}
         for path, boxes in parts.items():
             cuts = {name: common.slices(origin) for name, (common, origin) in boxes.items()}
@@ -115,7 +114,8 @@ class Pieces:
             found[name] = torch.empty(wanted.sizes, dtype=data.dtype)
         if found[name].dtype is not data.dtype:
             raise CheckpointError(f"the pieces of {name!r} are {found[name].dtype} and {data.dtype}; expected one type")
-        found[name][box.slices(wanted)] = data
+        if data.numel():
+            found[name][box.slices(wanted)] = data
 
     def weights(self, base: BaseRecord | None = None) -> Weights:
         """Return what can be read here."""
