@@ -556,11 +556,12 @@ def _read(file: Any, name: str, is_paired: bool, part: tuple[slice, ...] | None 
 
 
 def _part(stored: Any, part: tuple[slice, ...]) -> Tensor:
-    if any(one.start >= one.stop for one in part):  # of an empty part the library has no shape
-        sizes = [max(one.stop - one.start, 0) for one in part]
-        return stored[tuple(slice(0, 1) for _ in part)].new_empty([*sizes, *stored.get_shape()[len(part) :]])
-    found: Tensor = stored[part if part else ...]
-    return found
+    is_empty = any(one.start >= one.stop for one in part)
+    # Of an empty part the library has no shape, so a value beside it tells the type.
+    found: Tensor = stored[tuple(slice(0, 1) for _ in part) if is_empty else (part or ...)]
+    if not is_empty:
+        return found
+    return found.new_empty([*(max(one.stop - one.start, 0) for one in part), *stored.get_shape()[len(part) :]])
 
 
 def refuse_odd_bools(name: str, tensor: Tensor) -> None:

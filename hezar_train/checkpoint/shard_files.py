@@ -20,7 +20,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -63,6 +63,10 @@ __all__ = [
 
 FILES = {"model": MODEL_FILE, "optimizer": OPTIMIZER_FILE}
 SHARD_NAME = re.compile(r"(?:model|optimizer)\.shard-\d{5,}-of-\d{5,}\.safetensors")
+STORED_WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1,
+                 "F8_E5M2FNUZ": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+                 "I32": 4, "U32": 4, "F32": 4}  # fmt: skip
+"""Bytes of a value by the name that safetensors has for its type, where it has fewer than eight."""
 INDEX_NAME = re.compile(r"shards-(\d{5,}-of-\d{5,})\.json")
 
 
@@ -232,6 +236,13 @@ class ShardIndex:
         """Return the shape of each tensor of the "model" or the "optimizer", in shards or whole."""
         return stored_shapes(self._folder / FILES[part]) | self.shapes(part)
 
+    def widths(self, part: str) -> dict[str, int]:
+        """Return the bytes of one value of each tensor of the "model" or the "optimizer"."""
+        stored, shapes = stored_tensors(self._folder / FILES[part]), self.all_shapes(part)
+        pairs = {name: math.prod(one.shape) // max(math.prod(shapes[name]), 1) for name, one in stored.items()}
+        whole_ones = {name: STORED_WIDTHS.get(one.dtype, 8) * pairs[name] for name, one in stored.items()}
+        return whole_ones | {name: dtype.itemsize for name, dtype in self._dtypes(part, self.shapes(part))}
+
     def read_boxes(self, part: str, wanted: Mapping[str, Box]) -> dict[str, Tensor]:
         """Read a box of each wanted tensor, in shards or whole."""
         sharded = self.shapes(part).keys()
@@ -273,7 +284,7 @@ class ShardIndex:
     def _files(self, part: str) -> list[tuple[str, dict[str, ShardEntry]]]:
         return list(self._entries[part].items())
 
-    def _dtypes(self, part: str, wanted: Mapping[str, Box]) -> Iterator[tuple[str, torch.dtype]]:
+    def _dtypes(self, part: str, wanted: Iterable[str]) -> Iterator[tuple[str, torch.dtype]]:
         named = {name: entry.dtype for _, boxes in self._files(part) for name, entry in boxes.items()}
         for name in wanted:
             if name not in named:

@@ -19,6 +19,7 @@ import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -44,11 +45,13 @@ from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.checkpoint.shard_files import (
     Box,
     Place,
+    ShardIndex,
     local_part,
     place_of,
     whole,
     write_shards,
 )
+from hezar_train.checkpoint.split_files import most_bytes, write_split
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents
 from hezar_train.checkpoint.trained_part import HeldPart, base_differences, refuse_other_base
 from hezar_train.config.files import is_disk_full
@@ -355,8 +358,14 @@ def load_whole(model: nn.Module, tensors: Mapping[str, Tensor], meta: Any) -> No
         load_module_state(model, cut, meta)
 
 
-def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
-    """Write the model of a checkpoint as one plain safetensors file; one process does it, in its own memory."""
+def export_model(
+    checkpoint: Checkpoint, path: str | os.PathLike[str], *, max_shard_size: int | str | None = None
+) -> Path:
+    """Write the model of a checkpoint as one plain safetensors file; one process does it, in its own memory.
+
+    With a `max_shard_size` such as "5GB", `path` is a folder of files of at most that size, named as on the Hub, with
+    their index; no more than one of them is in memory.
+    """
     if checkpoint.base is not None and checkpoint.base.tensors:
         raise CheckpointError(
             f"{checkpoint.path} holds what was trained, and not its base model, {checkpoint.base}: one file with all "
@@ -364,6 +373,8 @@ def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
             "folder, merge=True)."
         )
     target = Path(path)
+    if max_shard_size is not None:
+        return _export_split(checkpoint.shards, target, most_bytes(max_shard_size))
     temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}-{secrets.token_hex(6)}")
     try:
         write_file_durably(temporary, tensor_file(checkpoint.shards.read_whole("model")))
@@ -371,6 +382,14 @@ def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return target
+
+
+def _export_split(shards: ShardIndex, folder: Path, most: int) -> Path:
+    shapes, widths = shards.all_shapes("model"), shards.widths("model")
+    counts = {name: math.prod(shape) for name, shape in shapes.items()}
+    sizes = {name: (count * widths[name], count) for name, count in counts.items()}
+    write_split(folder, sizes, lambda names: shards.read_whole("model", names), most)
+    return folder
 
 
 class ShardedSource:

@@ -260,7 +260,7 @@ def _of_pieces(places: Mapping[Path, object]) -> Weights:
         for name, place in note.items():
             offsets = place.get("saved_offsets") if isinstance(place, dict) else None
             sizes = stored[name].shape
-            starts = offsets if isinstance(offsets, list) else [None]
+            starts: list[Any] = offsets if isinstance(offsets, list) else [None]
             if len(starts) != len(sizes) or any(type(start) is not int or not 0 <= start < 1 << 62 for start in starts):
                 raise CheckpointError(f"{path}: {DCP_NOTE} does not say where the piece of {name!r} begins")
             pieces.setdefault(name, []).append(Piece(path, Box(tuple(starts), sizes)))

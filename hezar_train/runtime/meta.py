@@ -80,9 +80,9 @@ def give_memory(model: nn.Module, device: torch.device, *, shares_device: torch.
     places = [(module, name, one) for module in model.modules() for name, one in module._buffers.items()]
     ties: dict[Any, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
-        for name, one in module._parameters.items():
-            if one is not None:
-                ties.setdefault(one, []).append((module, name))
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                ties.setdefault(parameter, []).append((module, name))
     model.to_empty(device=shares_device or device)
     for (first, first_name), *others in ties.values():
         for module, name in others:

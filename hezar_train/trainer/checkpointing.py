@@ -44,6 +44,7 @@ from hezar_train.checkpoint import (
 )
 from hezar_train.checkpoint.format import tensor_file, tensor_names
 from hezar_train.checkpoint.manifest import MODEL_FILE, read_best_step, replace_file
+from hezar_train.checkpoint.split_files import hub_tensors, most_bytes, write_split_tensors
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, to_yaml, write_atomically
 from hezar_train.data import Source
@@ -384,10 +385,10 @@ class Checkpointing:
             self._part.digest()
         return gather_whole(**self._contents(), is_kept=self._group.is_main)
 
-    def write_model(self, folder: Path) -> None:
+    def write_model(self, folder: Path, max_shard_size: int | str | None = None) -> None:
         """Write weights, model config and preprocessor into a folder, for others; where there is one process only."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder, self.gather_whole(), MODEL_FILE)
+        write_weights(folder, self.gather_whole(), MODEL_FILE, self._model, max_shard_size)
         if self._write_model_config is not None:
             self._write_model_config(folder)
         self.write_preprocessor(folder)
@@ -713,8 +714,13 @@ def tell_weights(report: WeightReport, source: str | os.PathLike[str]) -> None:
             logger.warning("%s: %s", words, ", ".join(names))
 
 
-def write_weights(folder: Path, parts: Contents, model_file: str) -> None:
-    """Write the model, or the files of its trained part and what they say of the base model."""
+def write_weights(
+    folder: Path, parts: Contents, model_file: str, model: nn.Module, max_shard_size: int | str | None = None
+) -> None:
+    """Write the model, in files of at most a size if one is given, or the files of its trained part."""
+    if parts.part is None and max_shard_size is not None:
+        write_split_tensors(folder, hub_tensors(model, parts.model), most_bytes(max_shard_size), model_file)
+        return
     if parts.part is None:
         replace_file(folder / model_file, tensor_file(parts.model))
         return

@@ -702,13 +702,15 @@ class Trainer:
         *,
         hezar_format: bool = False,
         merge: bool = False,
+        max_shard_size: int | str | None = None,
     ) -> Path:
         """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below.
 
         Of a model with adapters, the adapters, as peft loads them; with `merge`, the whole model instead, with the
         adapters merged into a copy of its weights, and without the trainer's files. `hezar_format` adds what hezar's
-        own `model.save` writes, for its `Model.load`: the weights are a pickle there. An override is also called
-        whenever a checkpoint falls due, beside it, with a folder `exports/{step}` of the run.
+        own `model.save` writes, for its `Model.load`: the weights are a pickle there. With a `max_shard_size` such as
+        "5GB", the weights are files of at most that size and their index, named as on the Hub. An override is also
+        called whenever a checkpoint falls due, beside it, with a folder `exports/{step}` of the run.
         """
         names = export.ExportNames(
             config=config_filename or self.trainer_config_file,
@@ -724,11 +726,13 @@ class Trainer:
         if merge and hezar_format:
             raise ConfigError("merge=True writes no hezar_format: leave one of the two out.")
         if merge:
-            export.export_merged(Path(path), self.model, parts.checkpointing, names, self.runtime.processes)
+            export.export_merged(
+                Path(path), self.model, parts.checkpointing, names, self.runtime.processes, max_shard_size
+            )
             return Path(path)
         export.export(
             Path(path), self.model, parts.checkpointing, self.schedule, self.train_dataset, names,
-            self.runtime.processes, hezar_format=hezar_format,
+            self.runtime.processes, hezar_format=hezar_format, max_shard_size=max_shard_size,
         )  # fmt: skip
         return Path(path)
 
