@@ -62,8 +62,8 @@ def refuse_unknowable(model: nn.Module) -> None:
     lost = [name for name, one in model.named_buffers(remove_duplicate=False) if one.is_meta and name not in saved]
     if lost:
         raise ConfigError(
-            f"the model's {', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''} is on the device 'meta', and no file "
-            "holds it (persistent=False), so its values cannot be known. Build the model with "
+            f"the model has buffers on the device 'meta' that no file holds (persistent=False): {', '.join(lost[:3])}"
+            f"{', ...' if len(lost) > 3 else ''}. Their values cannot be known. Build the model with "
             "hezar_train.without_weights(function), which computes buffers."
         )
     parameters = dict(model.named_parameters())

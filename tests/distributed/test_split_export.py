@@ -146,3 +146,15 @@ def test_what_is_no_size_is_refused_before_anything_is_written(size: Any, tmp_pa
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError):
         most_bytes(size)
+
+
+def test_a_merged_export_is_split_too(tmp_path: Path) -> None:
+    def work() -> Any:
+        trainer = tower(tmp_path / "run")
+        trainer.save(tmp_path / "merged", merge=True, max_shard_size=200)
+        return trainer.get_model_para()
+
+    (weights,) = on_ranks(1, work)
+    assert (tmp_path / "merged/model.safetensors.index.json").exists()
+    (read,) = on_ranks(1, lambda: tower(tmp_path / "b", init_weights_from=tmp_path / "merged").get_model_para())
+    assert distance(read, weights) == 0.0

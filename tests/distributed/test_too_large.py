@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.fsdp  # before the forks: it takes seconds
 from cases import NUM_CLASSES, NUM_FEATURES, Fail, FailAt, Watch, distance, ledger_of, points
 from ranks import on_ranks, outcomes_on
@@ -252,8 +254,8 @@ def without_a_part(weights: Path) -> Path:
 REFUSED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "a buffer that no file holds": (
         lambda out, weights: large(out, meta_model(), init_weights_from=weights),
-        "the model's wave.frequencies is on the device 'meta', and no file holds it (persistent=False), so its values "
-        "cannot be known. Build the model with hezar_train.without_weights(function)",
+        "the model has buffers on the device 'meta' that no file holds (persistent=False): wave.frequencies. Their "
+        "values cannot be known. Build the model with hezar_train.without_weights(function)",
     ),
     "a part of the parameters": (
         lambda out, weights: large(out, HalfThere(), init_weights_from=weights),
@@ -303,3 +305,30 @@ def test_a_model_on_meta_whose_buffers_are_all_saved_needs_no_other_function(tmp
     copies, spread = on_ranks(2, work, Plain, "none"), on_ranks(2, work, on_meta, "full")
     assert distance(spread[0]["weights"], copies[0]["weights"]) <= 1e-9
     assert distance(spread[0]["buffers"], copies[0]["buffers"]) == 0.0
+
+
+def test_what_torch_writes_from_several_processes_fills_it(tmp_path: Path) -> None:
+    """Its writer knows no tied weights, so one name of the two is left out, as in files of the Hub."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(7)
+    source = Large()
+
+    def write() -> None:
+        dist.init_process_group("gloo")
+        model = copy.deepcopy(source)
+        for block in model.blocks:
+            fully_shard(block)
+        state = {name: one for name, one in fully_shard(model).state_dict().items() if name != "tied.weight"}
+        dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(str(tmp_path / "dcp"), save_distributed=True))
+
+    on_ranks(3, write)
+    assert len(list((tmp_path / "dcp").glob("shard-*.safetensors"))) == 3
+
+    def read() -> Any:
+        given = {"init_weights_from": tmp_path / "dcp"}
+        return large(tmp_path / "run", without_weights(Large), **given).get_model_para()
+
+    for weights in on_ranks(2, read):
+        assert distance(weights, {name: one for name, one in source.state_dict().items() if name in weights}) == 0.0
