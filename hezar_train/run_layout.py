@@ -61,7 +61,6 @@ __all__ = [
     "METRICS_FILE",
     "MODEL_CONFIG_FOLDER",
     "MODEL_FILE",
-    "MODEL_INDEX_FILE",
     "OPTIMIZER_FILE",
     "PLAN_FILE",
     "PREPROCESSOR_FOLDER",
@@ -115,8 +114,6 @@ DROPPED_SUFFIX = ".dropped"
 """Of what a resume took away from a file or a set of files, because it is done again."""
 
 MODEL_FILE = "model.safetensors"
-MODEL_INDEX_FILE = "model.safetensors.index.json"
-"""Of a model that lies in several files, as on the Hub."""
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
 MANIFEST_FILE = "manifest.json"

@@ -23,8 +23,9 @@ from hezar_train.checkpoint.modules import unwrap
 from hezar_train.errors import ConfigError
 from hezar_train.run_layout import MODEL_FILE
 
-__all__ = ["hub_tensors", "most_bytes", "write_split", "write_split_tensors"]
+__all__ = ["MODEL_INDEX_FILE", "hub_tensors", "most_bytes", "write_split", "write_split_tensors"]
 
+MODEL_INDEX_FILE = f"{MODEL_FILE}.index.json"
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", re.ASCII)
 

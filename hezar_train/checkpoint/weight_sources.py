@@ -35,12 +35,13 @@ from hezar_train.checkpoint.format import (
 from hezar_train.checkpoint.hezar_weights import HEZAR_MODEL_FILE, is_hezar_weights, read_hezar_weights
 from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE
 from hezar_train.checkpoint.shard_files import Box, are_grid
+from hezar_train.checkpoint.split_files import MODEL_INDEX_FILE
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore
 from hezar_train.checkpoint.trained_part import BaseRecord
 from hezar_train.config.files import load_json
 from hezar_train.errors import CheckpointError, NoSuchCheckpointError
 from hezar_train.run_folder import is_inside, read_file
-from hezar_train.run_layout import ADAPTER_FILE, BASE_FILE, CHECKPOINTS_FOLDER, MODEL_INDEX_FILE, TRAINED_FILE
+from hezar_train.run_layout import ADAPTER_FILE, BASE_FILE, CHECKPOINTS_FOLDER, TRAINED_FILE
 
 __all__ = ["Weights", "open_weights"]
 
@@ -299,7 +300,7 @@ def conversion(folder: Path) -> str:
     # What is in "model" of it, or else all of it; each tensor in memory of its own, as the format wants it.
     code = (
         "import torch, safetensors.torch as s; d = torch.load('weights.pt'); d = d.get('model', d); "
-        "s.save_file({k: v.clone() for k, v in d.items() if torch.is_tensor(v)}, 'model.safetensors')"
+        f"s.save_file({{k: v.clone() for k, v in d.items() if torch.is_tensor(v)}}, '{MODEL_FILE}')"
     )
     torchs = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(os.fspath(folder))} "
     return f'  {torchs}weights.pt\n  python -c "{code}"'

@@ -33,6 +33,7 @@ from hezar_train.checkpoint.manifest import (
     rename_durably,
     sync_and_hash_folder,
 )
+from hezar_train.checkpoint.split_files import MODEL_INDEX_FILE
 from hezar_train.config.files import load_json, read_mapping
 from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.errors import CheckpointError, ConfigError, HubError
@@ -52,7 +53,6 @@ from hezar_train.run_layout import (
     LOGS_FOLDER,
     MANIFEST_FILE,
     MODEL_FILE,
-    MODEL_INDEX_FILE,
     RECIPE_FILE,
     TEMPORARY_PREFIX,
     TRAINED_FILE,
