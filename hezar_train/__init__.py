@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hezar_train.loop import LIFECYCLE, CtxVar, Hook, Lifecycle, Moment, lifecycle
     from hezar_train.multi_model import MultiModelTrainer
     from hezar_train.recipes import Recipe
+    from hezar_train.runtime import without_weights
     from hezar_train.state import TrainerState
     from hezar_train.trainer import RoutineResult, Trainer
     from hezar_train.types import Mode
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "get_event_storage",
     "lifecycle",
+    "without_weights",
 ]
 
 _MODULE_OF_NAME = {
@@ -60,6 +62,7 @@ _MODULE_OF_NAME = {
     "TrainerState": "hezar_train.state",
     "get_event_storage": "hezar_train.events",
     "lifecycle": "hezar_train.loop",
+    "without_weights": "hezar_train.runtime",
 }
 
 

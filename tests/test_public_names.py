@@ -31,6 +31,7 @@ PUBLIC_NAMES = [
     "__version__",
     "get_event_storage",
     "lifecycle",
+    "without_weights",
 ]
 
 

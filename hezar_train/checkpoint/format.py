@@ -54,9 +54,12 @@ __all__ = [
     "pack",
     "parse_json",
     "raw_bytes",
+    "read_parts",
     "read_tensors",
     "refuse_large_json",
     "refuse_odd_bools",
+    "stored_note",
+    "stored_shapes",
     "stored_tensors",
     "tensor_file",
     "tensor_names",
@@ -495,6 +498,28 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         return {name: StoredTensor(str(one.get_dtype()), tuple(one.get_shape())) for name, one in slices.items()}
 
 
+def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape that each tensor of a file has once it is read."""
+    with _opened(path) as file:
+        paired = _paired(file, path)
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
+        return {name: shape[:-1] if name in paired else shape for name, shape in shapes.items()}
+
+
+def stored_note(path: Path, key: str) -> Any:
+    """Return the JSON that a file's header holds under a key; None if it holds nothing there."""
+    with _opened(path) as file:
+        text = (file.metadata() or {}).get(key)
+    return None if text is None else parse_json(text.encode(), f"{path}: {key}")
+
+
+def read_parts(path: Path, parts: Mapping[str, tuple[slice, ...]]) -> dict[str, Tensor]:
+    """Read a part of each named tensor into memory of its own; of the rest nothing is read."""
+    with _opened(path) as file:
+        paired = _paired(file, path)
+        return {name: _read(file, name, name in paired, part) for name, part in parts.items()}
+
+
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
     """Read all tensors of a file, or those named, into memory of their own."""
     with _opened(path) as file:
@@ -522,12 +547,21 @@ def _paired(file: Any, path: Path) -> set[str]:
     return set(listed)
 
 
-def _read(file: Any, name: str, is_paired: bool) -> Tensor:
-    tensor: Tensor = file.get_tensor(name)
+def _read(file: Any, name: str, is_paired: bool, part: tuple[slice, ...] | None = None) -> Tensor:
+    tensor: Tensor = file.get_tensor(name) if part is None else _part(file.get_slice(name), part)
     if tensor.dtype not in TENSOR_DTYPES.values():
         raise CheckpointError(f"the tensor {name!r} has dtype {tensor.dtype}, which no saved tensor has")
     refuse_odd_bools(name, tensor)
     return _aligned(tensor, is_paired)
+
+
+def _part(stored: Any, part: tuple[slice, ...]) -> Tensor:
+    is_empty = any(one.start >= one.stop for one in part)
+    # Of an empty part the library has no shape, so a value beside it tells the type.
+    found: Tensor = stored[tuple(slice(0, 1) for _ in part) if is_empty else (part or ...)]
+    if not is_empty:
+        return found
+    return found.new_empty([*(max(one.stop - one.start, 0) for one in part), *stored.get_shape()[len(part) :]])
 
 
 def refuse_odd_bools(name: str, tensor: Tensor) -> None:

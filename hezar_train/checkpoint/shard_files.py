@@ -20,7 +20,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -34,7 +34,9 @@ from hezar_train.checkpoint.format import (
     TENSOR_DTYPES,
     StoredTensor,
     parse_json,
+    read_parts,
     read_tensors,
+    stored_shapes,
     stored_tensors,
     tensor_file,
 )
@@ -52,6 +54,7 @@ __all__ = [
     "Box",
     "Place",
     "ShardIndex",
+    "are_grid",
     "local_part",
     "place_of",
     "whole",
@@ -60,6 +63,10 @@ __all__ = [
 
 FILES = {"model": MODEL_FILE, "optimizer": OPTIMIZER_FILE}
 SHARD_NAME = re.compile(r"(?:model|optimizer)\.shard-\d{5,}-of-\d{5,}\.safetensors")
+STORED_WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1,
+                 "F8_E5M2FNUZ": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+                 "I32": 4, "U32": 4, "F32": 4}  # fmt: skip
+"""Bytes of a value by the name that safetensors has for its type, where it has fewer than eight."""
 INDEX_NAME = re.compile(r"shards-(\d{5,}-of-\d{5,})\.json")
 
 
@@ -90,13 +97,18 @@ class Box:
         starts = [mine - theirs for mine, theirs in zip(self.offsets, origin.offsets, strict=True)]
         return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
 
+    @property
+    def cuts(self) -> tuple[slice, ...]:
+        """How to cut this box out of the whole tensor."""
+        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True))
+
     def is_in(self, shape: tuple[int, ...]) -> bool:
         """Tell whether a tensor of a shape has all of this box."""
         return len(shape) == len(self.sizes) and all(map(int.__le__, self._ends(), shape))
 
     def cut(self, values: Tensor) -> Tensor:
         """Return this box of a whole tensor, in the same memory."""
-        return values[self.slices(Box.whole(tuple(values.shape)))]
+        return values[self.cuts]
 
     def _ends(self) -> Iterator[int]:
         return (offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
@@ -213,11 +225,30 @@ class ShardIndex:
         for file, boxes in self._files(part):
             common = {name: boxes[name].box.overlap(wanted[name]) for name in boxes if name in wanted}
             common = {name: box for name, box in common.items() if box.numel}
-            for name, data in (read_tensors(self._folder / file, common) if common else {}).items():
+            parts = {name: box.slices(boxes[name].box) for name, box in common.items()}
+            for name, data in (read_parts(self._folder / file, parts) if parts else {}).items():
                 if data.dtype is not found[name].dtype:
                     raise CheckpointError(f"{file} holds {name!r} as {data.dtype}; its index says {found[name].dtype}")
-                found[name][common[name].slices(wanted[name])] = data[common[name].slices(boxes[name].box)]
+                found[name][common[name].slices(wanted[name])] = data
         return found
+
+    def all_shapes(self, part: str) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of the "model" or the "optimizer", in shards or whole."""
+        return stored_shapes(self._folder / FILES[part]) | self.shapes(part)
+
+    def widths(self, part: str) -> dict[str, int]:
+        """Return the bytes of one value of each tensor of the "model" or the "optimizer"."""
+        stored, shapes = stored_tensors(self._folder / FILES[part]), self.all_shapes(part)
+        pairs = {name: math.prod(one.shape) // max(math.prod(shapes[name]), 1) for name, one in stored.items()}
+        whole_ones = {name: STORED_WIDTHS.get(one.dtype, 8) * pairs[name] for name, one in stored.items()}
+        return whole_ones | {name: dtype.itemsize for name, dtype in self._dtypes(part, self.shapes(part))}
+
+    def read_boxes(self, part: str, wanted: Mapping[str, Box]) -> dict[str, Tensor]:
+        """Read a box of each wanted tensor, in shards or whole."""
+        sharded = self.shapes(part).keys()
+        parts = {name: box.cuts for name, box in wanted.items() if name not in sharded}
+        found = read_parts(self._folder / FILES[part], parts) if parts else {}
+        return found | self.read(part, {name: box for name, box in wanted.items() if name in sharded})
 
     def read_whole(self, part: str, names: Collection[str] | None = None) -> dict[str, Tensor]:
         """Read all tensors of the "model" or the "optimizer", or those named, each put together of its boxes."""
@@ -253,7 +284,7 @@ class ShardIndex:
     def _files(self, part: str) -> list[tuple[str, dict[str, ShardEntry]]]:
         return list(self._entries[part].items())
 
-    def _dtypes(self, part: str, wanted: Mapping[str, Box]) -> Iterator[tuple[str, torch.dtype]]:
+    def _dtypes(self, part: str, wanted: Iterable[str]) -> Iterator[tuple[str, torch.dtype]]:
         named = {name: entry.dtype for _, boxes in self._files(part) for name, entry in boxes.items()}
         for name in wanted:
             if name not in named:
@@ -262,17 +293,21 @@ class ShardIndex:
 
 
 def _make_up(entries: list[ShardEntry]) -> bool:
-    """Tell whether boxes are of one tensor and hold each of its values once: whether they are the cells of a grid."""
-    if len({(entry.dtype, entry.shape) for entry in entries}) > 1:
-        return False
-    shape, boxes = entries[0].shape, {entry.box for entry in entries if entry.box.numel}
-    if len(boxes) < sum(1 for entry in entries if entry.box.numel):
+    """Tell whether boxes are of one tensor and hold each of its values once."""
+    is_one = len({(entry.dtype, entry.shape) for entry in entries}) == 1
+    return is_one and are_grid([entry.box for entry in entries], entries[0].shape)
+
+
+def are_grid(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    """Tell whether boxes hold each value of a tensor once: whether they are the cells of a grid."""
+    cells = {box for box in boxes if box.numel}
+    if len(cells) < sum(1 for box in boxes if box.numel):
         return False
     if not math.prod(shape):
-        return not boxes
-    stretches = [{(box.offsets[dim], box.sizes[dim]) for box in boxes} for dim in range(len(shape))]
+        return not cells
+    stretches = [{(box.offsets[dim], box.sizes[dim]) for box in cells} for dim in range(len(shape))]
     is_whole = all(_are_in_line(one, end) for one, end in zip(stretches, shape, strict=True))
-    return is_whole and len(boxes) == math.prod(map(len, stretches))
+    return is_whole and len(cells) == math.prod(map(len, stretches))
 
 
 def _are_in_line(stretches: set[tuple[int, int]], end: int) -> bool:

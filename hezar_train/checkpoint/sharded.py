@@ -19,6 +19,7 @@ import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -32,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hezar_train.checkpoint.format import pack, read_tensors, tensor_file, tensor_names, unpack
+from hezar_train.checkpoint.format import pack, tensor_file, tensor_names, unpack
 from hezar_train.checkpoint.manifest import (
     Draft,
     FileRecord,
@@ -42,14 +43,15 @@ from hezar_train.checkpoint.manifest import (
 from hezar_train.checkpoint.modules import clean_name, load_module_state, module_names, unwrap
 from hezar_train.checkpoint.optimizer_state import fitted_state
 from hezar_train.checkpoint.shard_files import (
-    FILES,
     Box,
     Place,
+    ShardIndex,
     local_part,
     place_of,
     whole,
     write_shards,
 )
+from hezar_train.checkpoint.split_files import most_bytes, write_split
 from hezar_train.checkpoint.store import Checkpoint, CheckpointStore, Contents
 from hezar_train.checkpoint.trained_part import HeldPart, base_differences, refuse_other_base
 from hezar_train.config.files import is_disk_full
@@ -370,8 +372,14 @@ def load_whole(model: nn.Module, tensors: Mapping[str, Tensor], meta: Any) -> No
         load_module_state(model, cut, meta)
 
 
-def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
-    """Write the model of a checkpoint as one plain safetensors file; one process does it, in its own memory."""
+def export_model(
+    checkpoint: Checkpoint, path: str | os.PathLike[str], *, max_shard_size: int | str | None = None
+) -> Path:
+    """Write the model of a checkpoint as one plain safetensors file; one process does it, in its own memory.
+
+    With a `max_shard_size` such as "5GB", `path` is a folder of files of at most that size, named as on the Hub, with
+    their index; no more than one of them is in memory.
+    """
     if checkpoint.base is not None and checkpoint.base.tensors:
         raise CheckpointError(
             f"{checkpoint.path} holds what was trained, and not its base model, {checkpoint.base}: one file with all "
@@ -379,6 +387,8 @@ def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
             "folder, merge=True)."
         )
     target = Path(path)
+    if max_shard_size is not None:
+        return _export_split(checkpoint.shards, target, most_bytes(max_shard_size))
     temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}-{secrets.token_hex(6)}")
     try:
         write_file_durably(temporary, tensor_file(checkpoint.shards.read_whole("model")))
@@ -388,6 +398,14 @@ def export_model(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def _export_split(shards: ShardIndex, folder: Path, most: int) -> Path:
+    shapes, widths = shards.all_shapes("model"), shards.widths("model")
+    counts = {name: math.prod(shape) for name, shape in shapes.items()}
+    sizes = {name: (count * widths[name], count) for name, count in counts.items()}
+    write_split(folder, sizes, lambda names: shards.read_whole("model", names), most)
+    return folder
+
+
 class ShardedSource:
     """The tensors of a checkpoint as this process needs them: of each the box that it holds, or all.
 
@@ -395,7 +413,6 @@ class ShardedSource:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._folder = checkpoint.path
         self._index = checkpoint.shards
 
     def model(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
@@ -425,26 +442,14 @@ class ShardedSource:
         self, part: str, names: Set[str], places: Mapping[str, Place]
     ) -> tuple[dict[str, Tensor], dict[str, tuple[int, ...]]]:
         """Return a tensor for each name, cut to its place if the place is in a tensor of that shape; and all shapes."""
-        shapes = {name: shape for name, shape in self._index.shapes(part).items() if name in names}
+        shapes = {name: shape for name, shape in self._index.all_shapes(part).items() if name in names}
         boxes = {name: held_box(shape, places.get(name)) for name, shape in shapes.items()}
-        tensors = self._index.read(part, boxes)
-        for batch in _batches(names - shapes.keys(), one_by_one=set() if shapes else set(places)):
-            for name, found in read_tensors(self._folder / FILES[part], batch).items():
-                shapes[name] = shape = tuple(found.shape)
-                box = held_box(shape, places.get(name))
-                tensors[name] = found if box.sizes == shape else box.cut(found).clone()
-        return tensors, shapes
+        return self._index.read_boxes(part, boxes), shapes
 
 
 def held_box(shape: tuple[int, ...], place: Place | None) -> Box:
     """Return the box that a place has of a tensor; of one of another shape than the place's, all of it."""
     return place.box if place is not None and place.shape == shape else Box.whole(shape)
-
-
-def _batches(names: Set[str], one_by_one: Set[str]) -> Iterator[Set[str]]:
-    """Yield the names together, but for those of which each may be too large to be held whole beside another."""
-    yield names - one_by_one
-    yield from ({name} for name in names & one_by_one)
 
 
 def _parameter_number(name: str, count: int) -> int | None:

@@ -1,8 +1,7 @@
 """Weights on their own: initial weights from any safetensors source, and the file a federated worker keeps.
 
-`initial_weights` (`init_weights_from`) goes by name and shape and reports everything that did not fit; it takes a file,
-an index of several files, a folder, a checkpoint or a run, and refuses pickles and a source of which nothing fits. The
-one exception is the `model.pt` of a Hezar model, which is read without running anything of it (`hezar_weights`).
+`initial_weights` (`init_weights_from`) goes by name and shape and reports everything that did not fit; where weights
+lie and what is refused there, `weight_sources` knows. A source of which nothing fits is refused.
 
 `save_round` and `load_round` keep a model's weights and the number of a round in one file. It is written whole or not
 at all and is plain safetensors; a tensor of bytes holds the number and what modules keep beside tensors, as JSON.
@@ -10,11 +9,12 @@ at all and is plain safetensors; a tensor of bytes holds the number and what mod
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hezar_train.checkpoint.format import MOST_JSON_BYTES, StoredTensor, parse_json, read_tensors, tensor_file
-from hezar_train.checkpoint.hezar_weights import HEZAR_MODEL_FILE, is_hezar_weights, read_hezar_weights
-from hezar_train.checkpoint.manifest import MANIFEST_FILE, MODEL_FILE, replace_file
-from hezar_train.checkpoint.modules import check_meta, module_names, module_state, stored_state, tied_names, unwrap
+from hezar_train.checkpoint.format import StoredTensor, parse_json, read_tensors, tensor_file
+from hezar_train.checkpoint.manifest import replace_file
+from hezar_train.checkpoint.modules import check_meta, module_names, module_state, tied_names, unwrap
 from hezar_train.checkpoint.peft_adapters import adapter_tensors, has_adapters
-from hezar_train.checkpoint.shard_files import local_part
-from hezar_train.checkpoint.sharded import as_whole, load_whole, share_of
-from hezar_train.checkpoint.store import Checkpoint, CheckpointStore
-from hezar_train.checkpoint.trained_part import BaseRecord, base_differences, other_base
-from hezar_train.config.files import load_json
-from hezar_train.errors import CheckpointError, NoSuchCheckpointError
-from hezar_train.run_folder import is_inside, read_file
-from hezar_train.run_layout import ADAPTER_FILE, BASE_FILE, CHECKPOINTS_FOLDER, TRAINED_FILE
+from hezar_train.checkpoint.shard_files import local_part, place_of
+from hezar_train.checkpoint.sharded import as_whole, held_box, load_whole, sharded_like
+from hezar_train.checkpoint.trained_part import base_differences, other_base
+from hezar_train.checkpoint.weight_sources import open_weights
+from hezar_train.errors import CheckpointError
 
 __all__ = [
     "WeightReport",
@@ -45,8 +41,7 @@ __all__ = [
     "write_round",
 ]
 
-PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar"})
-INDEX_SUFFIX = ".safetensors.index.json"  # of weights that transformers split over several files
+MOST_BYTES_AT_ONCE = 16 << 20  # of a share that is loaded, beside the share itself
 PEFT_PREFIX = "base_model."
 ROUND_NOTE = "hezar_train.note"  # the tensor of a round's file that is no weight
 
@@ -63,36 +58,78 @@ class WeightReport:
     mismatched: list[str]
 
 
-def initial_weights(module: nn.Module, path: str | os.PathLike[str]) -> WeightReport:
-    """Copy what fits by name and shape from a file, folder, checkpoint or run into the module; say what did not."""
+def initial_weights(module: nn.Module, path: str | os.PathLike[str], unset: Collection[str] = ()) -> WeightReport:
+    """Copy what fits by name and shape from a file, folder, checkpoint or run into the module; say what did not.
+
+    Of a model that is spread over processes each of them reads its own share, and nothing is sent. What is `unset`
+    has no values before, so that all of it must come.
+    """
     source = Path(path)
-    tensors, base = _read(source)
+    weights = open_weights(source)
     bare, names = unwrap(module), module_names(module)
-    current = nn.Module.state_dict(bare)
+    current = nn.Module.state_dict(bare, keep_vars=True)
     ours = {name: current[raw] for name, raw in names.items() if isinstance(current[raw], Tensor)}
-    tensors = _by_own_names(bare, ours, tensors)
-    fitting = {name for name in ours if name in tensors and ours[name].shape == tensors[name].shape}
+    theirs = _by_own_names(bare, ours, weights.shapes)
+    fitting = [name for name in ours if name in theirs and tuple(ours[name].shape) == weights.shapes[theirs[name]]]
     if not fitting:
         raise CheckpointError(
-            f"init_weights_from={str(source)!r}: none of its {len(tensors)} tensors has the name and shape of one of "
-            f"the model's {len(ours)}. It has {_some(tensors)}; the model has {_some(ours)}.{_advice(bare, tensors)}"
+            f"init_weights_from={str(source)!r}: none of its {len(theirs)} tensors has the name and shape of one of "
+            f"the model's {len(ours)}. It has {_some(theirs)}; the model has {_some(ours)}.{_advice(bare, theirs)}"
         )
-    loadable = OrderedDict((names[name], share_of(ours[name], tensors[name])) for name in fitting)
-    # Called on the class: a model's own `load_state_dict` may match by position.
-    nn.Module.load_state_dict(bare, loadable, strict=False)
-    if base is not None and (differences := base_differences(bare, base)):
-        logger.warning("%s", other_base(source, base, differences))
-    return _report(ours, tensors, fitting, () if base is None else base.tensors)
+    left_out = () if weights.base is None else weights.base.tensors
+    report = _report(ours, theirs, set(fitting), left_out)
+    _refuse_unset(source, report, unset)
+    for batch in _batches(fitting, ours):
+        values = weights.read({theirs[name]: held_box(weights.shapes[theirs[name]], place_of(ours[name]))
+                               for name in batch})  # fmt: skip
+        loadable = OrderedDict((names[name], _in_form(ours[name], values[theirs[name]])) for name in batch)
+        # Called on the class: a model's own `load_state_dict` may match by position.
+        nn.Module.load_state_dict(bare, loadable, strict=False)
+    if weights.base is not None and (differences := base_differences(bare, weights.base)):
+        logger.warning("%s", other_base(source, weights.base, differences))
+    return report
 
 
-def _by_own_names(module: nn.Module, ours: Collection[str], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of an adapter's file, which has peft's names, by those of a model with adapters."""
-    if not has_adapters(module) or all(name in ours for name in theirs):
-        return theirs
+def _refuse_unset(source: Path, report: WeightReport, unset: Collection[str]) -> None:
+    """Raise if something would keep no values at all."""
+    if lacking := [name for name in (*report.missing, *report.mismatched) if name in unset]:
+        raise CheckpointError(
+            f"init_weights_from={str(source)!r} does not have all of the model, which was built without values: "
+            f"{len(lacking)} of its {len(unset)} tensors would have none, such as {_some(lacking)}. Build the model "
+            "with values, or name a source that has all of it."
+        )
+
+
+def _batches(names: list[str], ours: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Yield the names together, but those of a model in shares so many bytes at a time, a module's own never parted."""
+    if not any(place_of(tensor) is not None for tensor in ours.values()):
+        yield names
+        return
+    batch: list[str] = []
+    size = 0
+    for _, group in itertools.groupby(names, key=lambda name: name.rpartition(".")[0]):
+        together = list(group)
+        nbytes = sum(local_part(ours[name]).nbytes for name in together)
+        if batch and size + nbytes > MOST_BYTES_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+        batch, size = batch + together, size + nbytes
+    yield batch
+
+
+def _in_form(ours: Tensor, values: Tensor) -> Tensor:
+    return values if place_of(ours) is None else sharded_like(ours, values)
+
+
+def _by_own_names(module: nn.Module, ours: Collection[str], theirs: Iterable[str]) -> dict[str, str]:
+    """Return a source's names by the model's own, which are peft's in an adapter's file of a model with adapters."""
+    found = {name: name for name in theirs}
+    if not has_adapters(module) or all(name in ours for name in found):
+        return found
     names: dict[str, str] = {}
     for one in adapter_tensors(module):
         names = one.names | names  # the first adapter's, where several have the same names
-    return {name if name in ours else names.get(name, name): tensor for name, tensor in theirs.items()}
+    return {name if name in ours else names.get(name, name): name for name in found}
 
 
 def _advice(module: nn.Module, theirs: Collection[str]) -> str:
@@ -102,112 +139,21 @@ def _advice(module: nn.Module, theirs: Collection[str]) -> str:
 
 
 def _report(
-    ours: dict[str, Any], theirs: dict[str, Tensor], fitting: set[str], left_out: Collection[str]
+    ours: dict[str, Any], theirs: Collection[str], fitting: set[str], left_out: Collection[str]
 ) -> WeightReport:
-    ties = tied_names({name: local_part(tensor) for name, tensor in ours.items()})
+    # A tied tensor is one object here: of a share that is empty there is no memory to tell it by.
+    first: dict[int, str] = {}
+    same = tied_names({name: local_part(tensor).detach() for name, tensor in ours.items()})
+    ties = {name: same.get(first.setdefault(id(tensor), name), first[id(tensor)]) for name, tensor in ours.items()}
     # A tied tensor is loaded once one of its names is: many files hold only one of them.
-    loaded_memory = {ties.get(name, name) for name in fitting}
-    loaded = [name for name in ours if ties.get(name, name) in loaded_memory]
+    loaded_memory = {ties[name] for name in fitting}
+    loaded = [name for name in ours if ties[name] in loaded_memory]
     mismatched = [name for name in ours if name in theirs and name not in fitting]
     missing = [name for name in ours if name not in theirs and name not in loaded and name not in left_out]
     return WeightReport(loaded, missing, [name for name in theirs if name not in ours], mismatched)
 
 
-def _read(source: Path) -> tuple[dict[str, Tensor], BaseRecord | None]:
-    """Return the tensors of a source and, if they are a trained part, what it says of the base model."""
-    if not source.exists():
-        raise NoSuchCheckpointError(
-            f"init_weights_from={str(source)!r} does not exist. Expected the folder of a checkpoint or of a model, or "
-            "a file of weights, on this machine: correct the path."
-        )
-    if source.is_file():
-        is_part = source.name in (ADAPTER_FILE, TRAINED_FILE)
-        return _read_file(source), _base_beside(source) if is_part else None
-    if (source / MANIFEST_FILE).exists():
-        return _read_checkpoint(CheckpointStore(source.parent).open(source))
-    if (source / MODEL_FILE).exists():
-        return read_tensors(source / MODEL_FILE), None
-    if parts := [source / name for name in (ADAPTER_FILE, TRAINED_FILE) if (source / name).exists()]:
-        return {name: one for part in parts for name, one in read_tensors(part).items()}, _base_beside(parts[0])
-    for store in (CheckpointStore(source / CHECKPOINTS_FOLDER), CheckpointStore(source)):
-        if store.steps():
-            return _read_newest(store)
-    if is_hezar_weights(source / HEZAR_MODEL_FILE):
-        return _read_hezar(source / HEZAR_MODEL_FILE), None
-    pickles = sorted(path for path in source.iterdir() if path.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise _pickle_refused(pickles[0])
-    raise CheckpointError(
-        f"init_weights_from={str(source)!r} is a folder without {MODEL_FILE}, and neither a checkpoint nor a run"
-    )
-
-
-def _read_file(source: Path) -> dict[str, Tensor]:
-    if is_hezar_weights(source):
-        return _read_hezar(source)
-    if source.suffix in PICKLE_SUFFIXES:
-        raise _pickle_refused(source)
-    if source.name.endswith(INDEX_SUFFIX):
-        return _read_index(source)
-    try:
-        return read_tensors(source)
-    except CheckpointError as error:
-        if source.suffix == Path(MODEL_FILE).suffix:
-            raise
-        raise NoSuchCheckpointError(
-            f"init_weights_from={str(source)!r} is no file of weights ({error}). Expected one of safetensors, or the "
-            "folder of a checkpoint or of a model: correct the path."
-        ) from error
-
-
-def _read_hezar(source: Path) -> dict[str, Tensor]:
-    tensors = read_hezar_weights(source)
-    logger.info("%s is a pickle: its %d tensors were read, and nothing of it was run", source, len(tensors))
-    return tensors
-
-
-def _read_index(index: Path) -> dict[str, Tensor]:
-    """Read weights that lie in several files beside their index."""
-    try:
-        files = sorted(set(load_json(read_file(index))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is no index of safetensors files: {error}") from error
-    tensors: dict[str, Tensor] = {}
-    for name in files:
-        if not isinstance(name, str) or not is_inside(name) or "/" in name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names {name!r}; expected safetensors files beside it")
-        tensors |= read_tensors(index.parent / name)
-    return tensors
-
-
-def _base_beside(file: Path) -> BaseRecord | None:
-    """Return what a trained part's folder says of the base model; None if it does not say it."""
-    record = file.with_name(BASE_FILE)
-    return BaseRecord.read(read_file(record, MOST_JSON_BYTES)) if record.is_file() else None
-
-
-def _read_newest(store: CheckpointStore) -> tuple[dict[str, Tensor], BaseRecord | None]:
-    checkpoint, rejected = store.newest()
-    for one in rejected:
-        logger.warning("The checkpoint %s was passed over: %s", one.path, one.reason)
-    if checkpoint is None:
-        raise CheckpointError(f"the checkpoints of {store.root} vanished while they were being read")
-    return _read_checkpoint(checkpoint)
-
-
-def _read_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], BaseRecord | None]:
-    state = stored_state(*checkpoint.model())
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}, checkpoint.base
-
-
-def _pickle_refused(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} looks like a pickle, and pickles are not read: loading one can run any code. Load it with the model's "
-        "own library and pass the model to the trainer, or convert it to safetensors."
-    )
-
-
-def _some(names: dict[str, Any]) -> str:
+def _some(names: Collection[str]) -> str:
     return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
 
 

@@ -139,11 +139,14 @@ def predict(
 @run_argument
 @click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False))
 @click.option("--merge", is_flag=True, help="Merge adapters into the weights: one whole model, which needs no peft.")
+@click.option("--max-shard-size", metavar="SIZE", help="Files of at most this size, such as 5GB, with their index.")
 @checkpoint_option
 @recipe_option
 @trust_option
 @debug_option
-def export(run: str, folder: str, merge: bool, checkpoint: str, recipe: str | None, trust: bool) -> None:
+def export(
+    run: str, folder: str, merge: bool, max_shard_size: str | None, checkpoint: str, recipe: str | None, trust: bool
+) -> None:
     """Write the model of a checkpoint to FOLDER: weights, its config, tokenizer or preprocessor.
 
     Of a run with adapters, or with save_trained_only, what was trained: adapters as PeftModel.from_pretrained loads
@@ -158,7 +161,7 @@ def export(run: str, folder: str, merge: bool, checkpoint: str, recipe: str | No
     if Path(folder).is_dir() and any(Path(folder).iterdir()):
         raise ConfigError(f"{folder} is not empty. Name a folder that is, or one that is not there yet.")
     opened = _open(run, recipe, checkpoint, trust=trust)
-    opened.export(folder, merge=merge)
+    opened.export(folder, merge=merge, max_shard_size=max_shard_size)
     echo(f"{opened.checkpoint} is in {folder}")
 
 

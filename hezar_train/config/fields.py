@@ -199,10 +199,16 @@ class HardwareFields:
     """Compile the model with torch.compile; the results are the same up to rounding, checkpoints are unchanged."""
 
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass to save memory; refused for models that cannot."""
+    """Compute activations again in the backward to save memory, as the model can, or block by block."""
 
     sharding: str = "none"
     """"full": each process keeps a share of weights, gradients and optimizer state (FSDP2); "none": a copy of all."""
+
+    sharding_group_size: int | None = None
+    """Neighbouring processes that share one copy of the model; other groups have their own (HSDP). None: all share."""
+
+    sharding_offload: bool = False
+    """Keep the shares in the host's memory and step them there; the device gets a block when it computes with it."""
 
     sync_batchnorm: bool = False
     """Let batch normalisation see the batches of all processes together."""
@@ -220,6 +226,11 @@ class HardwareFields:
         if self.sharding == "full" and self.mixed_precision in {"fp16", "fp8"}:
             asked = str(self.mixed_precision)
             yield f"mixed_precision={asked!r} cannot be used with sharding='full'. Use 'bf16' or 'no'."
+        yield from whole("sharding_group_size", self.sharding_group_size, least=2, optional=True)
+        yield from flag("sharding_offload", self.sharding_offload)
+        for name in ("sharding_group_size", "sharding_offload") if self.sharding == "none" else ():
+            if value := getattr(self, name):
+                yield f"{name}={value!r} does nothing with sharding='none'. Set sharding='full', or leave it out."
         yield from flag("sync_batchnorm", self.sync_batchnorm)
         yield from one_of("gradient_compression", self.gradient_compression, COMPRESSIONS)
         if self.gradient_compression is not None and self.sharding == "full":

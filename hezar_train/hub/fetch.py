@@ -33,6 +33,7 @@ from hezar_train.checkpoint.manifest import (
     rename_durably,
     sync_and_hash_folder,
 )
+from hezar_train.checkpoint.split_files import MODEL_INDEX_FILE
 from hezar_train.config.files import load_json, read_mapping
 from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.errors import CheckpointError, ConfigError, HubError
@@ -77,7 +78,6 @@ __all__ = [
 ]
 
 TRAINED_PARTS = (ADAPTER_FILE, TRAINED_FILE)
-INDEX_FILE = f"{MODEL_FILE}.index.json"
 MOST_MANIFEST_BYTES = 16 << 20
 RECORD_FOLDERS = (f"{TRAIN_FOLDER}/{LOGS_FOLDER}/", f"{TRAIN_FOLDER}/{EVALUATIONS_FOLDER}/")
 RECORD_FILES = (f"{TRAIN_FOLDER}/{LEDGER_FILE}", f"{TRAIN_FOLDER}/{BEST_FILE}")
@@ -198,18 +198,18 @@ def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] |
     fetch = functools.partial(_cached, repository, head, cache_dir=cache_dir)
     if MODEL_FILE in head.files:
         return fetch(MODEL_FILE)
-    if INDEX_FILE not in head.files and (parts := [name for name in TRAINED_PARTS if name in head.files]):
+    if MODEL_INDEX_FILE not in head.files and (parts := [name for name in TRAINED_PARTS if name in head.files]):
         if BASE_FILE in head.files:
             _refuse_large(head, BASE_FILE, place.repo_id)
             fetch(BASE_FILE)  # beside which it is known what they were trained on
         return fetch(parts[0])
-    if INDEX_FILE not in head.files and {HEZAR_MODEL_FILE, HEZAR_CONFIG_FILE} <= head.files.keys():
+    if MODEL_INDEX_FILE not in head.files and {HEZAR_MODEL_FILE, HEZAR_CONFIG_FILE} <= head.files.keys():
         fetch(HEZAR_CONFIG_FILE)  # beside which the pickle is known as Hezar's
         return fetch(HEZAR_MODEL_FILE)
-    if INDEX_FILE not in head.files:
+    if MODEL_INDEX_FILE not in head.files:
         raise CheckpointError(_no_weights(place, head))
-    _refuse_large(head, INDEX_FILE, place.repo_id)
-    index = fetch(INDEX_FILE)
+    _refuse_large(head, MODEL_INDEX_FILE, place.repo_id)
+    index = fetch(MODEL_INDEX_FILE)
     for name in _shards(index, head, place):
         fetch(name)
     return index
@@ -346,11 +346,11 @@ def _shards(index: Path, head: Head, place: HubAddress) -> list[str]:
     try:
         names = sorted(set(load_json(read_file(index, SMALL_BYTES))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{place}: {INDEX_FILE} cannot be read: {error}") from error
+        raise CheckpointError(f"{place}: {MODEL_INDEX_FILE} cannot be read: {error}") from error
     for name in names:
         if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors") or name not in head.files:
             raise CheckpointError(
-                f"{place}: {INDEX_FILE} names {name!r}; expected safetensors files at the root of the repository"
+                f"{place}: {MODEL_INDEX_FILE} names {name!r}; expected safetensors files at the root of the repository"
             )
         refuse_name(name, str(place))
     return names

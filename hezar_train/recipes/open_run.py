@@ -99,12 +99,14 @@ class OpenRun:
             ) from error
         return [self._named(value) for value in found]
 
-    def export(self, folder: str | os.PathLike[str], *, merge: bool = False) -> None:
+    def export(
+        self, folder: str | os.PathLike[str], *, merge: bool = False, max_shard_size: int | str | None = None
+    ) -> None:
         """Write the model for others; with `merge`, the whole of it, adapters merged into its weights."""
         if merge:
-            self.trainer.save(folder, merge=True)
+            self.trainer.save(folder, merge=True, max_shard_size=max_shard_size)
         else:
-            self.trainer.parts.checkpointing.write_model(Path(folder))
+            self.trainer.parts.checkpointing.write_model(Path(folder), max_shard_size)
 
     def _named(self, value: Any) -> Any:
         """Return a class by its name: one of a sample, several that are on at once, or one for each token."""

@@ -9,6 +9,8 @@ The modules:
     data_parallel   each process has a copy of the model
     gradient_exchange   torch's DDP, which averages the gradients of the copies
     sharding        each process has a share of it (FSDP2)
+    blocks          the blocks that a model repeats: what is cut by itself, what can be computed twice
+    meta            models that are built without values
     logging         what the package says on a terminal, through Python's logging
 """
 
@@ -23,6 +25,7 @@ from hezar_train.runtime.accelerator import (
 )
 from hezar_train.runtime.data_parallel import DataParallel, SyncedBatchNorm
 from hezar_train.runtime.logging import logger
+from hezar_train.runtime.meta import names_on_meta, without_weights
 from hezar_train.runtime.processes import Processes, Runtime
 from hezar_train.runtime.sharding import data_parallel_of
 
@@ -36,8 +39,10 @@ __all__ = [
     "enable_gradient_checkpointing",
     "keep_compiled_code_apart",
     "logger",
+    "names_on_meta",
     "prepare_model",
     "prepare_with_plugin",
     "to_device",
     "use_threads",
+    "without_weights",
 ]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import getpass
 import itertools
 import os
@@ -39,11 +38,13 @@ from torch.optim import SGD, Adam, Optimizer
 from hezar_train.config import TrainerConfig
 from hezar_train.config.names import OWN_TRACKERS
 from hezar_train.errors import ConfigError
+from hezar_train.runtime.blocks import recompute_blocks
 from hezar_train.runtime.data_parallel import convert_sync_batchnorm
 from hezar_train.runtime.group import leave_group_at_exit, limit_waiting
 from hezar_train.runtime.logging import logger, make_visible
+from hezar_train.runtime.meta import give_memory, refuse_unknowable
 from hezar_train.runtime.processes import Runtime
-from hezar_train.runtime.sharding import COMPUTE_TYPES, broadcast_from_main, shard_model
+from hezar_train.runtime.sharding import COMPUTE_TYPES, Sharding, broadcast_from_main, shard_model
 from hezar_train.user_cache import is_closed, make_closed, own_folder
 
 __all__ = [
@@ -70,8 +71,8 @@ COMPILED_VARIABLE, COMPILED_FOLDER = "TORCHINDUCTOR_CACHE_DIR", "compiled"
 USUAL_COMPILED_FOLDER = "torchinductor_"  # and the user's name
 HEADERS_VARIABLE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
-# The numbers of glibc's mallopt(), and what to set each to.
-KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20)}
+# The numbers of glibc's mallopt(), and what to set each to: to keep much, and to give back what is large.
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20, 1 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20, 1 << 20)}
 
 
 def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None) -> Runtime:
@@ -100,7 +101,7 @@ def build_runtime(config: TrainerConfig, accelerator: Accelerator | None = None)
     if problems := unmet_requests(config, asked, runtime, own=own):
         raise ConfigError(problems)
     if runtime.device.type == "cpu":
-        keep_freed_memory()
+        keep_freed_memory(large=runtime.num_processes == 1 or config.sharding == "none")
     return runtime
 
 
@@ -191,6 +192,7 @@ def unmet_requests(config: TrainerConfig, asked: torch.device | None, runtime: R
         *_process_problems(config, runtime, own=own),
         *_window_and_precision_problems(config, runtime, own=own),
         *_compression_problems(config, runtime),
+        *_sharding_problems(config, runtime),
         *_device_problems(config, asked, runtime.device),
         *(_tracker_problems(config, runtime) if own else ()),
     ]
@@ -262,6 +264,18 @@ def _compression_problems(config: TrainerConfig, runtime: Runtime) -> Iterator[s
         )
 
 
+def _sharding_problems(config: TrainerConfig, runtime: Runtime) -> Iterator[str]:
+    """Tell of what the Accelerator's own plug-in decides."""
+    if runtime.has_fsdp_plugin and config.sharding == "full":
+        fields = {"sharding_group_size": config.sharding_group_size, "sharding_offload": config.sharding_offload}
+        for name, value in fields.items():
+            if value:
+                yield (
+                    f"{name}={value!r} cannot be used with the Accelerator's FSDP plug-in, which decides how the model "
+                    "is spread. Leave one of the two out."
+                )
+
+
 def _device_problems(config: TrainerConfig, asked: torch.device | None, got: torch.device) -> Iterator[str]:
     if asked is not None and not is_same_device(asked, got):
         yield f"device={str(asked)!r} was asked for, but the accelerator uses {str(got)!r}."
@@ -305,17 +319,34 @@ def prepare_model(model: nn.Module, config: TrainerConfig, runtime: Runtime) -> 
     if config.sync_batchnorm and runtime.num_processes > 1:
         model = convert_sync_batchnorm(model)
     is_spread = runtime.has_fsdp_plugin or (config.sharding == "full" and runtime.num_processes > 1)
+    is_empty = any(parameter.is_meta for parameter in model.parameters())
+    if is_empty:
+        _refuse_empty(model, runtime)
     if is_spread:
         _refuse_with_sharding(config)
-    else:  # what is spread comes to the device share by share
+    elif not is_empty:  # what is spread comes to the device share by share
         model = model.to(runtime.device)
     if config.gradient_checkpointing:
         enable_gradient_checkpointing(model, type(model).__name__)
     if is_spread and not runtime.has_fsdp_plugin:
-        shard_model(model, runtime.num_processes, runtime.precision, runtime.device)
+        how = Sharding(runtime.precision, config.sharding_group_size, config.sharding_offload)
+        shard_model(model, runtime.num_processes, how, runtime.device)
+    if is_empty:
+        offloads = is_spread and config.sharding_offload
+        give_memory(model, runtime.device, shares_device=torch.device("cpu") if offloads else None)
     if config.compile:
         model.compile()  # in place: the names of its parameters stay
     return model
+
+
+def _refuse_empty(model: nn.Module, runtime: Runtime) -> None:
+    """Raise if a model on `meta` could not be filled."""
+    if runtime.has_fsdp_plugin:
+        raise ConfigError(
+            "the model is on the device 'meta', and the Accelerator's FSDP plug-in spreads it, which cannot fill it. "
+            "Use sharding='full' in the config instead of the plug-in."
+        )
+    refuse_unknowable(model)
 
 
 def _refuse_with_sharding(config: TrainerConfig) -> None:
@@ -333,14 +364,16 @@ def _refuse_with_sharding(config: TrainerConfig) -> None:
 
 
 def enable_gradient_checkpointing(model: nn.Module, called: str) -> None:
-    """Switch gradient checkpointing on in a model that can do it; an error calls the model as given."""
+    """Switch gradient checkpointing on, by the model's own method or block by block; an error calls it as given."""
     enable = getattr(model, "gradient_checkpointing_enable", None)
-    if enable is None:
+    if enable is not None:
+        enable()
+    elif not recompute_blocks(model):
         raise ConfigError(
-            f"gradient_checkpointing=True, but {called} has no gradient_checkpointing_enable() to switch it on. Give "
-            "the model one, or leave the field out."
+            f"gradient_checkpointing=True, but {called} has no gradient_checkpointing_enable() to switch it on, and no "
+            "list of blocks of one class (nn.ModuleList) to compute again one by one. Give the model one, or leave the "
+            "field out."
         )
-    enable()
 
 
 def prepare_with_plugin(
@@ -428,14 +461,15 @@ def use_deterministic_kernels() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-@functools.cache
-def keep_freed_memory() -> None:
+def keep_freed_memory(*, large: bool = True) -> None:
     """Let the process keep up to 256 MB that a step frees for the next step, instead of giving it back each time.
 
-    Touching fresh pages for each batch's outputs costs up to a third of an evaluation. An environment that sets one of
-    glibc's own variables is left as it is, and so is a C library without them.
+    Touching fresh pages for each batch's outputs costs up to a third of an evaluation. Without `large`, what has a
+    megabyte or more is given back: blocks that are gathered and let go one after another would leave holes in the heap
+    and so, after some steps, all of a model that is shared out. An environment that sets one of glibc's own variables
+    is left as it is, and so is a C library without them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and not any(name in os.environ for name in KEPT_MEMORY):
-        for number, value in KEPT_MEMORY.values():
-            mallopt(number, value)
+        for number, value, value_without_large in KEPT_MEMORY.values():
+            mallopt(number, value if large else value_without_large)

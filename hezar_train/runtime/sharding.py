@@ -20,22 +20,23 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hezar_train.errors import ConfigError
+from hezar_train.errors import ConfigError, choices
+from hezar_train.runtime.blocks import blocks_of, statistics_layers
 from hezar_train.runtime.data_parallel import DataParallel
 from hezar_train.runtime.processes import Runtime
 
 __all__ = [
     "ShardedParallel",
+    "Sharding",
     "broadcast_from_main",
     "data_parallel_of",
     "gathered",
@@ -144,35 +145,72 @@ class ShardedParallel(DataParallel):
         self._used.add(share)
 
 
-def shard_model(model: nn.Module, num_processes: int, precision: str, device: torch.device | None = None) -> nn.Module:
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is spread."""
+
+    precision: str = "no"
+    """What it computes in: "no" or "bf16"."""
+    group_size: int | None = None
+    """Processes that share one copy of the model; other groups hold copies of their own. None: all share one."""
+    offloads: bool = False
+    """Whether the shares lie in the host's memory, and the device gets what it computes with."""
+
+
+def shard_model(
+    model: nn.Module, num_processes: int, how: Sharding | None = None, device: torch.device | None = None
+) -> nn.Module:
     """Spread a model over the processes, in place, with the main process's weights; all of them call this together.
 
     It may be on the host still: each block comes to the device when it is cut, so that no device ever holds all of it.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
-    _refuse_impossible(model, precision)
+    how = how or Sharding()
+    _refuse_impossible(model, num_processes, how)
     device = device or torch.device(_device_type(model))
-    mesh = init_device_mesh(device.type, (num_processes,))
-    is_mixed = precision != "no"
+    mesh = _mesh(device, num_processes, how.group_size)
+    is_mixed = how.precision != "no"
     # Sums over processes and what leaves the model are in full precision.
-    policy = MixedPrecisionPolicy(COMPUTE_TYPES[precision], torch.float32) if is_mixed else MixedPrecisionPolicy()
+    compute = COMPUTE_TYPES[how.precision]
+    policy = MixedPrecisionPolicy(compute, torch.float32) if is_mixed else MixedPrecisionPolicy()
+    # Pinned memory speeds up copies to a device; a CPU has none.
+    offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if how.offloads else OffloadPolicy()
+    cut = functools.partial(fully_shard, mesh=mesh, offload_policy=offload)
     broadcast_from_main(model, device)
-    for layer in _statistics_layers(model) if is_mixed else ():
-        fully_shard(layer, mesh=mesh)
-    for block in _blocks(model):  # before the model itself, which takes what is left
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=replace(policy, output_dtype=torch.float32) if is_mixed else policy)
+    for layer in statistics_layers(model) if is_mixed else ():
+        if layer.affine:
+            cut(layer)  # in full precision: so must the weights beside statistics be
+    for block in blocks_of(model):  # before the model itself, which takes what is left
+        cut(block, mp_policy=policy)
+    cut(model, mp_policy=replace(policy, output_dtype=torch.float32) if is_mixed else policy)
     if callable(getattr(model, CALLED_LIKE_FORWARD, None)):
         register_fsdp_forward_method(model, CALLED_LIKE_FORWARD)
     return model
+
+
+def _mesh(device: torch.device, num_processes: int, group_size: int | None) -> Any:
+    """Lay out the processes: neighbours share one copy of the model, and each group has a copy."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if group_size is None or group_size == num_processes:
+        return init_device_mesh(device.type, (num_processes,))
+    sizes = (num_processes // group_size, group_size)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "shares"))
 
 
 def broadcast_from_main(model: nn.Module, device: torch.device) -> None:
     """Give all processes the main one's weights and buffers, one after another over the device."""
     # Each process cuts its share out of its own copy: unequal copies would make a model that never existed.
     for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_meta:
+            continue
         values = tensor.detach()
         sent = values.to(device)
         dist.broadcast(sent, src=0)
@@ -180,10 +218,16 @@ def broadcast_from_main(model: nn.Module, device: torch.device) -> None:
             values.copy_(sent)
 
 
-def _refuse_impossible(model: nn.Module, precision: str) -> None:
+def _refuse_impossible(model: nn.Module, num_processes: int, how: Sharding) -> None:
     problems = []
-    if precision not in COMPUTE_TYPES:
-        problems.append(f"mixed_precision={precision!r} cannot be used with sharding='full'. Use 'bf16' or 'no'.")
+    if how.precision not in COMPUTE_TYPES:
+        problems.append(f"mixed_precision={how.precision!r} cannot be used with sharding='full'. Use 'bf16' or 'no'.")
+    if how.group_size is not None and num_processes % how.group_size:
+        fitting = [str(size) for size in range(2, num_processes + 1) if num_processes % size == 0]
+        problems.append(
+            f"sharding_group_size={how.group_size} does not divide the {num_processes} processes. "
+            f"Use {choices(fitting)}, or start another number of processes."
+        )
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
         problems.append(
@@ -201,37 +245,6 @@ def _device_type(model: nn.Module) -> str:
     if len(found) != 1:
         raise ConfigError(f"sharding='full' needs a model with parameters on one device; they are on {sorted(found)}.")
     return found.pop()
-
-
-def _statistics_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers with running statistics: these stay in full precision, and so must the weights beside them."""
-    normalizing = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._NormBase)]
-    return [layer for layer in normalizing if layer.affine and layer.track_running_stats]
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of repeated lists, inner ones first: what is gathered, computed and let go by itself."""
-    uses = Counter(id(parameter) for _, parameter in _uses(model))
-    found: dict[nn.Module, None] = {}
-    for module in reversed(list(model.modules())):
-        if isinstance(module, nn.ModuleList | nn.Sequential) and _is_repeated(module):
-            found |= {block: None for block in module if _stands_alone(block, uses)}
-    return list(found)
-
-
-def _is_repeated(blocks: nn.ModuleList | nn.Sequential) -> bool:
-    return len(blocks) > 1 and len({type(block) for block in blocks}) == 1
-
-
-def _stands_alone(block: nn.Module, uses: Counter[int]) -> bool:
-    """Tell whether a block is made of layers, can be called, and shares no parameter with the rest of the model."""
-    own = Counter(id(parameter) for _, parameter in _uses(block))
-    is_called = bool(own) and any(block.children()) and not isinstance(block, nn.ModuleList | nn.ModuleDict)
-    return is_called and all(uses[key] == count for key, count in own.items())
-
-
-def _uses(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return module.named_parameters(remove_duplicate=False)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -273,6 +286,8 @@ def gradient_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tenso
     total = torch.zeros((), device=gradients[0].device if gradients else None)
     for groups, members in _by_shard_groups(gradients):
         power = _power_sum([_local(member) for member in members], norm_type)
+        if groups:  # what lies in the host's memory is summed where its processes talk
+            power = power.to(members[0].device_mesh.device_type)  # type: ignore[attr-defined]
         for group in groups:
             dist.all_reduce(power, dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM, group=group)
         power = power.to(total.device)

@@ -59,7 +59,16 @@ from hezar_train.trainer.session import RunSession
 from hezar_train.trainer.train_step import Optimization, TrainStep, UpdateLog
 from hezar_train.types import Mode
 
-__all__ = ["Given", "Parts", "as_module", "assemble", "in_order", "preprocessor_for", "refuse_missing"]
+__all__ = [
+    "Given",
+    "Parts",
+    "as_module",
+    "assemble",
+    "in_order",
+    "preprocessor_for",
+    "refuse_missing",
+    "refused_on_meta",
+]
 
 
 @dataclass(frozen=True)
@@ -254,8 +263,8 @@ def refuse_missing(*, needs_data: bool, **needed: Any) -> None:
         )
 
 
-def as_module(model: Any) -> nn.Module:
-    """Return the model if it is one."""
+def as_module(model: Any, config: TrainerConfig) -> nn.Module:
+    """Return the model if it is one, with values or with a source that they come from."""
     if not isinstance(model, nn.Module):
         if isinstance(model, list | tuple):
             raise ConfigError(f"model is {form_of(model)}; expected one torch.nn.Module. {_instead_of(model)}")
@@ -267,11 +276,17 @@ def as_module(model: Any) -> nn.Module:
                 f"the model's {name} has no shape yet, as its layer is lazy. Call the model once with a batch before "
                 "it is given to the trainer."
             )
-        if parameter.is_meta:
-            raise ConfigError(
-                f"the model's {name} is on the device 'meta', where weights have no values. Build the model on 'cpu'."
-            )
+        if parameter.is_meta and not (config.init_weights_from or config.resume_from_checkpoint):
+            raise refused_on_meta(name)
     return model
+
+
+def refused_on_meta(name: str) -> ConfigError:
+    """Return the error of a model without values that nothing would give any."""
+    return ConfigError(
+        f"the model's {name} is on the device 'meta', where weights have no values. Build the model on 'cpu', or say "
+        "where its weights are: init_weights_from."
+    )
 
 
 def _instead_of(model: Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from hezar_train.checkpoint import (
 )
 from hezar_train.checkpoint.format import tensor_file, tensor_names
 from hezar_train.checkpoint.manifest import MODEL_FILE, read_best_step, replace_file
+from hezar_train.checkpoint.split_files import hub_tensors, most_bytes, write_split_tensors
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import read_mapping, to_yaml, write_atomically
 from hezar_train.data import Source
@@ -176,9 +177,9 @@ class Checkpointing:
         """Load the weights of a checkpoint alone, all of which must fit."""
         self._load_model(checkpoint)
 
-    def load_initial_weights(self, source: str | os.PathLike[str]) -> None:
-        """Load the weights that a run begins with."""
-        load_initial_weights(self._model, source, self._processes)
+    def load_initial_weights(self, source: str | os.PathLike[str], unset: Collection[str] = ()) -> None:
+        """Load the weights that a run begins with; what is `unset` has no values before."""
+        load_initial_weights(self._model, source, self._processes, unset)
         if self._part is not None:
             self._part.begin()
 
@@ -391,10 +392,10 @@ class Checkpointing:
             self._part.digest()
         return gather_whole(**self._contents(), is_kept=self._group.is_main)
 
-    def write_model(self, folder: Path) -> None:
+    def write_model(self, folder: Path, max_shard_size: int | str | None = None) -> None:
         """Write weights, model config and preprocessor into a folder, for others; where there is one process only."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder, self.gather_whole(), MODEL_FILE)
+        write_weights(folder, self.gather_whole(), MODEL_FILE, self._model, max_shard_size)
         if self._write_model_config is not None:
             self._write_model_config(folder)
         self.write_preprocessor(folder)
@@ -509,10 +510,12 @@ def choose_checkpoint(config: TrainerConfig, folder: RunFolder, processes: Proce
     return Checkpoint(Path(path), is_verified=True) if path is not None and found is None else found
 
 
-def load_initial_weights(model: nn.Module, source: str | os.PathLike[str], processes: Processes) -> None:
+def load_initial_weights(
+    model: nn.Module, source: str | os.PathLike[str], processes: Processes, unset: Collection[str] = ()
+) -> None:
     """Load the weights that a run begins with; the main process downloads those that are on the Hub."""
     found = processes.on_main(lambda: str(local_weights(source)))
-    tell_weights(initial_weights(model, Path(str(processes.share(found)))), source)
+    tell_weights(initial_weights(model, Path(str(processes.share(found))), unset), source)
 
 
 def _refuse_missing(path: Path, store: CheckpointStore) -> None:
@@ -722,8 +725,13 @@ def tell_weights(report: WeightReport, source: str | os.PathLike[str]) -> None:
             logger.warning("%s: %s", words, ", ".join(names))
 
 
-def write_weights(folder: Path, parts: Contents, model_file: str) -> None:
-    """Write the model, or the files of its trained part and what they say of the base model."""
+def write_weights(
+    folder: Path, parts: Contents, model_file: str, model: nn.Module, max_shard_size: int | str | None = None
+) -> None:
+    """Write the model, in files of at most a size if one is given, or the files of its trained part."""
+    if parts.part is None and max_shard_size is not None:
+        write_split_tensors(folder, hub_tensors(model, parts.model), most_bytes(max_shard_size), model_file)
+        return
     if parts.part is None:
         replace_file(folder / model_file, tensor_file(parts.model))
         return

@@ -30,6 +30,7 @@ from hezar_train.checkpoint import (
 )
 from hezar_train.checkpoint.format import tensor_file
 from hezar_train.checkpoint.manifest import replace_file
+from hezar_train.checkpoint.split_files import hub_tensors, most_bytes, write_split_tensors
 from hezar_train.config import TrainerConfig
 from hezar_train.config.files import write_atomically
 from hezar_train.errors import ConfigError, DataError, choices, suggestion
@@ -120,7 +121,7 @@ class ExportNames:
 
 def export(
     path: Path, model: nn.Module, checkpointing: Checkpointing, schedule: Schedule, dataset: Any, names: ExportNames,
-    processes: Processes, *, hezar_format: bool = False,
+    processes: Processes, *, hezar_format: bool = False, max_shard_size: int | str | None = None,
 ) -> None:  # fmt: skip
     """Write weights, model config and preprocessor to `path`, the trainer's files to its subfolder.
 
@@ -129,14 +130,21 @@ def export(
     """
     if hezar_format:
         refuse_hezar_format(model)
+    if max_shard_size is not None:
+        most_bytes(max_shard_size)
     parts = checkpointing.gather_whole()
     if parts.part is not None:
         refuse_model_name(names.model)
+        if max_shard_size is not None:
+            raise ConfigError(
+                f"max_shard_size={max_shard_size!r}, but this run saves only what is trained, which is one file. Leave "
+                "it out, or save the whole model with merge=True."
+            )
 
     def write() -> None:
         below = path / names.subfolder
         below.mkdir(parents=True, exist_ok=True)
-        write_weights(path, parts, names.model)
+        write_weights(path, parts, names.model, model, max_shard_size)
         replace_file(below / names.optimizer, tensor_file(parts.optimizer))
         write_atomically(below / names.state, parts.files[STATE_FILE])
         write_atomically(below / names.config, parts.files[CONFIG_FILE])
@@ -152,8 +160,9 @@ def export(
 
 
 def export_merged(
-    path: Path, model: nn.Module, checkpointing: Checkpointing, names: ExportNames, processes: Processes
-) -> None:
+    path: Path, model: nn.Module, checkpointing: Checkpointing, names: ExportNames, processes: Processes,
+    max_shard_size: int | str | None = None,
+) -> None:  # fmt: skip
     """Write the whole model, with its adapters merged into its weights, its config and the preprocessor to `path`.
 
     The trainer's model stays as it is: a copy is merged. All processes call this together; the main one writes.
@@ -164,13 +173,19 @@ def export_merged(
             "the run on one process: hezar-train export RUN FOLDER --merge."
         )
 
+    most = None if max_shard_size is None else most_bytes(max_shard_size)
+
     def write() -> None:
         path.mkdir(parents=True, exist_ok=True)
         merged: Any = merged_copy(model) if has_adapters(model) else unwrap(model)
         if merged is not unwrap(model) and hasattr(merged, "save_pretrained") and names.model == MODEL_FILE:
-            merged.save_pretrained(str(path))  # its library knows how it calls its tensors in files
+            limit = {} if most is None else {"max_shard_size": most}
+            merged.save_pretrained(str(path), **limit)  # its library knows how it calls its tensors in files
         else:
-            replace_file(path / names.model, tensor_file(module_state(merged)[0]))
+            if most is None:
+                replace_file(path / names.model, tensor_file(module_state(merged)[0]))
+            else:
+                write_split_tensors(path, hub_tensors(merged, module_state(merged)[0]), most, names.model)
             _save_own(getattr(merged, "config", None), path, names.model_config)
         checkpointing.write_preprocessor(path)
 

@@ -41,12 +41,21 @@ from hezar_train.metrics import MetricsHandler, settle_handler
 from hezar_train.optim import Schedule
 from hezar_train.plan import Plan
 from hezar_train.run_layout import CONFIG_FILE, CSV_FILE, HEZAR_CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
-from hezar_train.runtime import Runtime, build_runtime, prepare_model, prepare_with_plugin
+from hezar_train.runtime import Runtime, build_runtime, names_on_meta, prepare_model, prepare_with_plugin
 from hezar_train.state import TrainerState
 from hezar_train.terminal import Progress, print_facts
 from hezar_train.terminal.display import facts_of
 from hezar_train.trainer import export
-from hezar_train.trainer.assemble import Given, Parts, as_module, assemble, in_order, preprocessor_for, refuse_missing
+from hezar_train.trainer.assemble import (
+    Given,
+    Parts,
+    as_module,
+    assemble,
+    in_order,
+    preprocessor_for,
+    refuse_missing,
+    refused_on_meta,
+)
 from hezar_train.trainer.checkpointing import choose_checkpoint, going_on
 from hezar_train.trainer.data_setup import LengthFinder, RunSetup, ScheduleDefaults, TrainData, size_of
 from hezar_train.trainer.door_names import door_of, refuse_methods_of_doors, refuse_methods_of_others
@@ -180,7 +189,8 @@ class Trainer:
         self.runtime = build_runtime(self.config, accelerator)
         self.accelerator = self.runtime.accelerator
         seed_device(self.config.seed, self.runtime.device)
-        self.model = prepare_model(as_module(model), self.config, self.runtime)
+        unset = names_on_meta(as_module(model, self.config))
+        self.model = prepare_model(model, self.config, self.runtime)
         self._prepare_metrics(metrics_handler, preprocessor)
         # What follows may be overridden, and an override may read every attribute that is set before it.
         self.state = TrainerState()  # until the parts are made: a loader may ask for the place, which is the trainer's
@@ -207,7 +217,9 @@ class Trainer:
         elif found is not None:
             self.parts.session.restore(found)
         elif self.config.init_weights_from is not None:
-            self.parts.checkpointing.load_initial_weights(self.config.init_weights_from)
+            self.parts.checkpointing.load_initial_weights(self.config.init_weights_from, unset)
+        elif unset:  # there was nothing to resume
+            raise refused_on_meta(min(unset))
 
     @property
     def _own_sample_length(self) -> Callable[[Any], int] | None:
@@ -693,13 +705,15 @@ class Trainer:
         *,
         hezar_format: bool = False,
         merge: bool = False,
+        max_shard_size: int | str | None = None,
     ) -> Path:
         """Write the model for others: weights, model config and preprocessor at `path`, the trainer's files below.
 
         Of a model with adapters, the adapters, as peft loads them; with `merge`, the whole model instead, with the
         adapters merged into a copy of its weights, and without the trainer's files. `hezar_format` adds what hezar's
-        own `model.save` writes, for its `Model.load`: the weights are a pickle there. An override is also called
-        whenever a checkpoint falls due, beside it, with a folder `exports/{step}` of the run.
+        own `model.save` writes, for its `Model.load`: the weights are a pickle there. With a `max_shard_size` such as
+        "5GB", the weights are files of at most that size and their index, named as on the Hub. An override is also
+        called whenever a checkpoint falls due, beside it, with a folder `exports/{step}` of the run.
         """
         names = export.ExportNames(
             config=config_filename or self.trainer_config_file,
@@ -715,11 +729,13 @@ class Trainer:
         if merge and hezar_format:
             raise ConfigError("merge=True writes no hezar_format: leave one of the two out.")
         if merge:
-            export.export_merged(Path(path), self.model, parts.checkpointing, names, self.runtime.processes)
+            export.export_merged(
+                Path(path), self.model, parts.checkpointing, names, self.runtime.processes, max_shard_size
+            )
             return Path(path)
         export.export(
             Path(path), self.model, parts.checkpointing, self.schedule, self.train_dataset, names,
-            self.runtime.processes, hezar_format=hezar_format,
+            self.runtime.processes, hezar_format=hezar_format, max_shard_size=max_shard_size,
         )  # fmt: skip
         return Path(path)
 

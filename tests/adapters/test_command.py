@@ -59,7 +59,8 @@ def test_a_run_is_evaluated_exported_and_merged_from_its_folder(run: Path) -> No
     told = json.loads(invoke("evaluate", "run", "--json").output)
     assert told["metrics"]["loss"] > 0
     invoke("export", "run", "exported", "--checkpoint", "last")
-    invoke("export", "run", "merged", "--merge", "--checkpoint", "last")
+    invoke("export", "run", "merged", "--merge", "--checkpoint", "last", "--max-shard-size", "10KB")
+    assert Path("merged/model.safetensors.index.json").exists()
     model = adapted("gpt2")
     stored = load_file(checkpoint(run) / "model.safetensors")
     assert not model.load_state_dict(stored, strict=False).unexpected_keys

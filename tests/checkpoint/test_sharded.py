@@ -77,7 +77,7 @@ class Process:
         self.model: nn.Module = Net().to(dtype)
         self.runner = self.model
         if sharding == "full":
-            shard_model(self.model, count, "no")
+            shard_model(self.model, count)
         elif count > 1:
             self.runner = DistributedDataParallel(self.model)
         self.optimizer = make(self.model.parameters())
@@ -317,7 +317,7 @@ def test_a_model_of_another_shape_is_refused_by_the_whole_shapes(world: Any, wri
         run = Process("adamw", rank, count)
         other = Net().to(torch.float64)
         other.emb = nn.Embedding(8, 6, dtype=torch.float64)
-        shard_model(other, count, "no")
+        shard_model(other, count)
         with pytest.raises(CheckpointError, match=r"emb.weight \(model \[8, 6\], checkpoint \[7, 6\]\)"):
             load_shards(opened(written_by_two, 10), other, run.optimizer)
 

@@ -67,7 +67,7 @@ def test_the_defaults_are_as_documented() -> None:
         *("finetune_freeze_param", "finetune_param"),
         *("hub_model_id", "hub_private", "hub_revision", "hub_card"),
         *("global_batch_tokens", "max_tokens_per_batch", "length_column"),
-        *("gradient_compression", "collective_timeout_seconds"),
+        *("gradient_compression", "collective_timeout_seconds", "sharding_group_size"),
     }
     values = TrainerConfig("run").to_dict()
     assert {name for name, value in values.items() if value is None} == nones
@@ -99,6 +99,7 @@ def test_the_defaults_are_as_documented() -> None:
         "compile": False,
         "gradient_checkpointing": False,
         "sharding": "none",
+        "sharding_offload": False,
         "sync_batchnorm": False,
         "early_stopping_threshold": 0.0,
         "early_stopping_mode": "best",

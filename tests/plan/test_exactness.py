@@ -129,17 +129,18 @@ TOLD_BY_THE_PLAN = {
     "batch_size", "global_batch_size", "gradient_accumulation_steps", "num_epochs", "max_steps", "local_update_steps",
     "batch_or_epoch", "length_column",
 }  # fmt: skip
-TOLD_BY_THE_CHECKPOINT = {"save_trained_only", "sharding", "distributed"}
+TOLD_BY_THE_CHECKPOINT = {"save_trained_only", "sharding", "sharding_group_size", "sharding_offload", "distributed"}
 """What the stored model or the start of the run has its own word on."""
 ONLY_AT_THE_START_OF_A_RUN = {"output_dir", "init_weights_from", "resume_from_checkpoint", "accept_changes"}
 LEAVES_EVERY_UPDATE_AS_IT_IS = {
     "task", "compile", "device", "use_cpu", "num_threads", "gradient_checkpointing", "eval_batch_size",
-    "num_dataloader_workers", "do_evaluate", "eval_steps", "max_eval_batches", "evaluate_with_generate", "generation_kwargs",
+    "num_dataloader_workers", "do_evaluate", "eval_steps", "max_eval_batches", "evaluate_with_generate",
+    "generation_kwargs",
     "bootstrap_samples", "metrics", "metric_for_best_model", "early_stopping_patience", "early_stopping_threshold",
     "early_stopping_mode", "early_stopping_metric", "stop_when", "save_enabled", "save_steps", "save_freq",
     "save_total_limit", "async_save", "checkpoints_dir", "log_steps", "logs_dir", "trackers", "use_diff",
     "offload_after_routine", "local_param", "share_non_trainable_para", "push_to_hub", "hub_model_id",
-    "hub_strategy", "hub_private", "hub_revision", "hub_wait_seconds", "hub_card",
+    "hub_strategy", "hub_private", "hub_revision", "hub_wait_seconds", "hub_card", "collective_timeout_seconds",
 }  # fmt: skip
 FINETUNES_ASIDE = {name for name in TrainerConfig.fields() if name.startswith("finetune_")}
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hezar_train.errors import ConfigError
 from hezar_train.runtime.sharding import (
+    Sharding,
     gradient_norm,
     is_sharded,
     local_gradients,
@@ -80,7 +81,7 @@ def whole(tensor: Any) -> Tensor:
 
 def test_gradients_their_norm_and_their_scaling_are_those_of_the_plain_model(world: Any) -> None:
     def job(rank: int, count: int) -> None:
-        plain, sharded = Net(), shard_model(Net(), count, "no")
+        plain, sharded = Net(), shard_model(Net(), count)
         ids = torch.arange(12).remainder(7)
         backward(plain, ids)
         backward(sharded, ids[rank::count])
@@ -96,7 +97,7 @@ def test_gradients_their_norm_and_their_scaling_are_those_of_the_plain_model(wor
 
 def test_local_gradients_are_the_memory_that_the_optimizer_reads(world: Any) -> None:
     def job(rank: int, count: int) -> None:
-        model = shard_model(Net(), count, "no")
+        model = shard_model(Net(), count)
         backward(model, torch.arange(7))
         torch._foreach_zero_(local_gradients(model.parameters()))
         assert all(not whole(parameter.grad).any() for parameter in model.parameters())
@@ -107,7 +108,7 @@ def test_local_gradients_are_the_memory_that_the_optimizer_reads(world: Any) -> 
 
 def test_gradients_of_the_micro_batches_of_a_window_add_up(world: Any) -> None:
     def job(rank: int, count: int) -> None:
-        plain, sharded = Net(), shard_model(Net(), count, "no")
+        plain, sharded = Net(), shard_model(Net(), count)
         ids = torch.arange(12).remainder(7)
         backward(plain, ids)
         for part in ids.chunk(3):
@@ -120,7 +121,7 @@ def test_gradients_of_the_micro_batches_of_a_window_add_up(world: Any) -> None:
 
 def test_all_processes_start_with_the_weights_and_buffers_of_the_main_one(world: Any) -> None:
     def job(rank: int, count: int) -> None:
-        model = shard_model(Net(seed=rank), count, "no")
+        model = shard_model(Net(seed=rank), count)
         expected = Net(seed=0).state_dict()
         assert all(torch.equal(whole(value), expected[name]) for name, value in model.state_dict().items())
 
@@ -131,7 +132,7 @@ def test_blocks_are_spread_one_by_one_and_tied_weights_stay_tied(world: Any) -> 
     def job(rank: int, count: int) -> None:
         model = Net()
         assert not is_sharded(model)
-        shard_model(model, count, "no")
+        shard_model(model, count)
         assert is_sharded(model)
         own = [name for name, module in model.named_modules() if isinstance(module, torch.distributed.fsdp.FSDPModule)]
         assert own == ["", "blocks.0", "blocks.1"]
@@ -144,7 +145,7 @@ def test_a_block_that_shares_a_weight_with_the_rest_stays_with_the_rest(world: A
     def job(rank: int, count: int) -> None:
         model = Net()
         model.blocks[1][1].weight = model.blocks[0][1].weight  # type: ignore[index]
-        shard_model(model, count, "no")
+        shard_model(model, count)
         backward(model, torch.arange(7))
         assert model.blocks[1][1].weight is model.blocks[0][1].weight  # type: ignore[index]
         assert not isinstance(model.blocks[0], torch.distributed.fsdp.FSDPModule)
@@ -154,7 +155,7 @@ def test_a_block_that_shares_a_weight_with_the_rest_stays_with_the_rest(world: A
 
 def test_in_bf16_weights_gradients_and_outputs_stay_in_full_precision(world: Any) -> None:
     def job(rank: int, count: int) -> None:
-        model = shard_model(Net(), count, "bf16")
+        model = shard_model(Net(), count, Sharding("bf16"))
         seen = []
         model.blocks[0][1].register_forward_hook(lambda *args: seen.append(args[2].dtype))  # type: ignore[index]
         backward(model, torch.arange(7))
@@ -168,7 +169,7 @@ def test_in_bf16_weights_gradients_and_outputs_stay_in_full_precision(world: Any
 
 def test_in_bf16_batch_statistics_are_kept_in_full_precision(world: Any) -> None:
     def job(rank: int, count: int) -> None:
-        model = shard_model(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), count, "bf16")
+        model = shard_model(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), count, Sharding("bf16"))
         model(torch.randn(8, 4)).sum().backward()
         assert model[1].running_mean.dtype == torch.float32  # type: ignore[index]
         assert model[1].running_mean.any()  # type: ignore[index]
@@ -181,7 +182,7 @@ def test_what_cannot_be_sharded_is_refused_with_a_reason() -> None:
     model = Net()
     model.temperature = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(ConfigError) as caught:
-        shard_model(model, 2, "fp16")
+        shard_model(model, 2, Sharding("fp16"))
     assert len(caught.value.problems) == 3
     for words in ("mixed_precision='fp16'", "temperature. Give them the shape", "Start the script with a launcher"):
         assert words in str(caught.value)
