@@ -226,11 +226,15 @@ class HardwareFields:
         if self.sharding == "full" and self.mixed_precision in {"fp16", "fp8"}:
             asked = str(self.mixed_precision)
             yield f"mixed_precision={asked!r} cannot be used with sharding='full'. Use 'bf16' or 'no'."
-        yield from whole("sharding_group_size", self.sharding_group_size, least=2, optional=True)
-        yield from flag("sharding_offload", self.sharding_offload)
-        for name in ("sharding_group_size", "sharding_offload") if self.sharding == "none" else ():
-            if value := getattr(self, name):
-                yield f"{name}={value!r} does nothing with sharding='none'. Set sharding='full', or leave it out."
+        checks = {
+            "sharding_group_size": whole("sharding_group_size", self.sharding_group_size, least=2, optional=True),
+            "sharding_offload": flag("sharding_offload", self.sharding_offload),
+        }
+        for name, check in checks.items():
+            found, value = list(check), getattr(self, name)
+            if not found and value and self.sharding == "none":
+                found = [f"{name}={value!r} does nothing with sharding='none'. Set sharding='full', or leave it out."]
+            yield from found
         yield from flag("sync_batchnorm", self.sync_batchnorm)
         yield from one_of("gradient_compression", self.gradient_compression, COMPRESSIONS)
         if self.gradient_compression is not None and self.sharding == "full":
