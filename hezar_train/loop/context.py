@@ -2,10 +2,10 @@
 
 `Step` declares everything that one step knows. `Context` is what hooks see: the step's names, a stack of frames so that
 routines nest, and shared names (model, config, state, ...) that live as long as the trainer. A name that is set belongs
-to the innermost frame and vanishes with it; `CtxVar` gives it a shorter life, `keep_names` a longer one. A shared name
-may be a function of the context: an `Alias`. What a hook assigns is what the loop then uses, or it is refused: a shared
-name that the loop would not read again is `Fixed`, what the loop alone knows of a step is in `OF_THE_LOOP`, and names
-that count up to a certain moment are closed after it. Nothing here is ever saved.
+to the innermost frame and vanishes with it; `CtxVar` gives it a shorter life. A shared name may be a function of the
+context: an `Alias`. What a hook assigns is what the loop then uses, or it is refused: a shared name that the loop would
+not read again is `Fixed`, what the loop alone knows of a step is in `OF_THE_LOOP`, and names that count up to a certain
+moment are closed after it. Nothing here is ever saved.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ OF_THE_LOOP: Mapping[str, str] = {
 """What hooks may read and never assign, with what to do instead."""
 LOSSES = frozenset({"loss", "loss_regular", "loss_task"})
 OF_THE_UPDATE = frozenset({"loss_value", "grad_norm", "applied"})
-INTERNAL = frozenset({"_frames", "_shared", "_lives", "_ways", "_closed", "_keeps_names", "step"})
+INTERNAL = frozenset({"_frames", "_shared", "_lives", "_ways", "_closed", "step"})
 STEP_IS_TAKEN = "ctx.step is what the step under way knows; choose another name"
 
 
@@ -166,7 +166,7 @@ class Context:
     def __init__(self, **shared: Any) -> None:
         own = self.__dict__
         own["_frames"], own["_shared"], own["_lives"], own["step"] = [], {}, _new_lives(), Step()
-        own["_ways"], own["_closed"], own["_keeps_names"] = {}, {}, False
+        own["_ways"], own["_closed"] = {}, {}
         self.share(shared)
 
     def __getattr__(self, name: str) -> Any:  # called only when the frame does not have the name
@@ -289,10 +289,6 @@ class Context:
             if is_fixed:
                 self._ways[name] = value.way
 
-    def keep_names(self) -> None:
-        """Let names that are set live as long as the trainer, from frame to frame, unless a `CtxVar` says otherwise."""
-        self.__dict__["_keeps_names"] = True
-
     def keys(self) -> list[str]:
         """List the names that have a value at this moment."""
         own = [name for name in self.__dict__ if name not in INTERNAL]
@@ -332,26 +328,16 @@ class Context:
         # copy back; the object itself stays the same, because hooks and the loop hold it. Only `_lives`, `_closed` and
         # `step` begin anew; the other INTERNAL names are shared by all frames.
         own = self.__dict__
-        outer, kept = dict(own), self._kept()
+        outer = dict(own)
         outer["_frames"].append(outer)
         own.clear()
-        own.update({name: outer[name] for name in INTERNAL} | kept)
+        own.update({name: outer[name] for name in INTERNAL})
         own.update(_lives=_new_lives(), _closed={}, step=Step(), mode=mode, split=split, failed=None)
         try:
             yield
         finally:
-            kept_now = self._kept()
             own.clear()
-            own.update({name: value for name, value in outer["_frames"].pop().items() if name not in kept})
-            own.update(kept_now)
-
-    def _kept(self) -> dict[str, Any]:
-        """Return what goes on from frame to frame: nothing, unless names are to be kept."""
-        if not self._keeps_names:
-            return {}
-        limited = set[str]().union(*(names for life, names in self._lives.items() if life != Lifecycle.NONE))
-        left_out = INTERNAL | OF_THE_ROUTINE | limited
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+            own.update(outer["_frames"].pop())
 
     def _is_of_step(self, name: str) -> bool:
         return name in STEP_NAMES and getattr(self.step, name) is not None
