@@ -50,6 +50,21 @@ class OwnBackward(GeneralTorchTrainer):
             ctx.scheduler.step()
 
 
+class Sampler(DataLoader[Any]):
+    """A loader that is its own dataset and makes each batch itself, as samplers of graphs are."""
+
+    def __init__(self, num_batches: int) -> None:
+        self.num_batches = num_batches
+        super().__init__(self, batch_size=1, collate_fn=lambda batches: batches[0])  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = points(5 + index, index).tensors
+        return x, y
+
+
 class OwnLoops(GeneralTorchTrainer):
     """FederatedScope's loops, written out."""
 
@@ -205,6 +220,16 @@ class TestLoadersOfHooks:
         trainer.ctx.train_data = {"x": torch.randn(16, 4), "y": torch.ones(16, dtype=torch.long)}
         with pytest.raises(DataError, match=r"ctx.train_data was assigned .* ctx.train_loader = DataLoader"):
             trainer.train()
+
+    def test_a_loader_that_makes_its_batches_itself_is_read_for_the_length_that_the_config_counts(
+        self, tmp_path: Path
+    ) -> None:
+        seen: list[torch.Tensor] = []
+        trainer = build(tmp_path, data={**loaders(), "train": Sampler(20)})
+        trainer.register_hook_in_train(lambda ctx: seen.append(ctx.data_batch[0]), "on_batch_end")
+        assert trainer.train()[0] == 5 + 6 + 7 + 5 + 6 + 7 + 5  # an epoch is 3 batches: 20 items, 8 at a time
+        expected = [points(5 + index, index).tensors[0] for index in (0, 1, 2, 0, 1, 2, 0)]
+        assert all(torch.equal(one, wanted) for one, wanted in zip(seen, expected, strict=True))
 
     def test_batches_of_such_a_loader_are_not_weighed_in_longer_updates(self, tmp_path: Path) -> None:
         trainer = build(tmp_path, grad__grad_accum_count=2)

@@ -77,6 +77,29 @@ FILES = {
         "register_trainer('own_toy', lambda name: Own if name == 'own_toy' else None)\n"
     ),
 }  # fmt: skip
+IN_CIRCLES = {
+    "core/data/__init__.py": f"from {NAME}.core.data.base_data import ClientData\n",
+    "core/data/base_data.py": (
+        f"from {NAME}.core.auxiliaries.dataloader_builder import get_dataloader\nclass ClientData:\n    pass\n"
+    ),
+    "core/data/utils.py": "def filter_dict():\n    pass\n",
+    "core/auxiliaries/dataloader_builder.py": (
+        f"from {NAME}.core.data.utils import filter_dict\ndef get_dataloader():\n    return 3\n"
+    ),
+    "core/trainers/torch_trainer.py": (
+        f"try:\n    import {NAME}.nowhere\n    import torch\nexcept ImportError:\n    torch = None\n"
+        f"from {NAME}.core.data import ClientData\nfrom {NAME}.nowhere import nothing\n"
+    ),
+    "core/trainers/__init__.py": (
+        f"from {NAME}.core.trainers.torch_trainer import GeneralTorchTrainer\n"
+        f"from {NAME}.core.trainers.late import wrap_late\n"
+    ),
+    "core/trainers/late.py": (
+        f"from {NAME}.core.auxiliaries.dataloader_builder import get_dataloader\n"
+        "def wrap_late(trainer):\n    return get_dataloader()\n"
+    ),
+}  # fmt: skip
+"""`dataloader_builder` cannot be imported before `core.data`, which FederatedScope's own trainers import first."""
 FILTERS_NOTHING = "x = lambda p: True if a.share_non_trainable_para else \\\n    lambda p: p in b\n"
 
 
@@ -176,6 +199,28 @@ class TestInstalled:
         trainer.ctx.cur_data_split = "test"  # which the calculator of this package reads
         trainer.register_hook_in_eval(as_its_calculator_reads, "on_fit_end", insert_pos=0)
         assert trainer.evaluate("test") == {"test_total": 13, "test_rows": 13}
+
+
+class TestImportsInCircles:
+    @pytest.fixture(autouse=True)
+    def files(self, package: Path) -> None:
+        for path, text in IN_CIRCLES.items():
+            (package / path).parent.mkdir(exist_ok=True)
+            (package / path).write_text(text, encoding="utf-8")
+
+    @pytest.mark.parametrize("path", ["core.trainers", "core.trainers.late"])
+    def test_what_only_their_trainers_import_in_time_is_imported_in_time(self, path: str) -> None:
+        stand_in(NAME)
+        assert found(path, "wrap_late")(None) == 3
+        assert found("core.trainers", "GeneralTorchTrainer") is GeneralTorchTrainer
+
+    def test_nothing_is_imported_before_a_trainer_is_asked_for(self) -> None:
+        stand_in(NAME)
+        assert f"{NAME}.core.data" not in sys.modules
+        names: dict[str, Any] = {}
+        exec(f"from {NAME}.core.trainers import *", names)  # as their packages of plug-ins do
+        assert names["GeneralTorchTrainer"] is GeneralTorchTrainer
+        assert f"{NAME}.core.data" in sys.modules
 
 
 def as_installed(cfg: Any) -> Any:

@@ -207,7 +207,7 @@ class GeneralTorchTrainer(Trainer):
     def _refuse_other_batch_size(self, split: str, given: Any) -> None:
         """Raise if a loader makes other batches than those by which the config counts an epoch."""
         size = int(self._cfg.dataloader.batch_size)
-        if isinstance(given, DataLoader) and given.batch_size not in {None, size}:
+        if isinstance(given, DataLoader) and not _is_of_others(given) and given.batch_size not in {None, size}:
             raise ConfigError(
                 f"dataloader.batch_size={size}, by which the batches of an epoch are counted, but the loader of "
                 f"{split!r} has batch_size={given.batch_size}. Set cfg.dataloader.batch_size={given.batch_size}."
@@ -1240,8 +1240,12 @@ def _shown(hooks: Mapping[str, list[Any]]) -> str:
 
 
 def _is_of_others(loader: Any) -> bool:
-    """Tell whether a loader is an iterable of batches that is neither torch's nor keeps its own place."""
-    is_known = isinstance(loader, DataLoader) or (is_stream(loader) and hasattr(loader, "state_dict"))
+    """Tell whether a loader is an iterable of batches that is neither torch's nor keeps its own place.
+
+    One that is its own dataset, as a sampler of graphs is, makes each batch itself: torch counts it as one sample.
+    """
+    is_of_torch = isinstance(loader, DataLoader) and loader.dataset is not loader
+    is_known = is_of_torch or (is_stream(loader) and hasattr(loader, "state_dict"))
     return loader is not None and not is_known
 
 

@@ -8,10 +8,13 @@ it. Where it is not installed, the modules below are all there is of it.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -156,34 +159,75 @@ def _put(path: str, names: tuple[str, ...], folder: str | None) -> None:
             importlib.import_module(parent)
         else:
             _put(parent, (), None)
-    module = ModuleType(path, __doc__)
-    module.__path__ = [] if folder is None else [folder]
-    for one in names:
-        setattr(module, one, _ours(SAME_HERE.get(one, one)))
-    if folder is not None:
-        module.__getattr__ = _from_original(path, Path(folder))  # type: ignore[method-assign]
-    sys.modules[path] = module
+    ours = {one: _ours(SAME_HERE.get(one, one)) for one in names}
+    sys.modules[path] = _Replaced(path, ours, Path(folder)) if folder is not None else _Made(path, ours)
     if parent:
-        setattr(sys.modules[parent], last, module)
+        setattr(sys.modules[parent], last, sys.modules[path])
 
 
-def _from_original(path: str, folder: Path) -> Any:
-    """Return a module's `__getattr__` that finds what is not ours in the module that it stands in for."""
-    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    loaded: list[ModuleType] = []
+class _Made(ModuleType):
+    """A module of ours where no FederatedScope is."""
 
-    def found(name: str) -> Any:
-        if name.startswith("__") or not file.is_file():
-            raise AttributeError(f"module {path!r} has no attribute {name!r}")
-        if not loaded:
-            spec = importlib.util.spec_from_file_location(f"{path}_of_federatedscope", file)
+    def __init__(self, path: str, ours: Mapping[str, Any]) -> None:
+        super().__init__(path, __doc__)
+        vars(self).update(ours, __path__=[])
+
+
+class _Replaced(ModuleType):
+    """A module of ours in the place of one of FederatedScope's; what is not ours is found in the one it stands in for.
+
+    First asked for anything, it imports what that one imports: modules of FederatedScope import one another in circles
+    that hold only in this order.
+    """
+
+    def __init__(self, path: str, ours: Mapping[str, Any], folder: Path) -> None:
+        super().__init__(path, __doc__)
+        self._ours: Mapping[str, Any] | None = {**ours, "__path__": [str(folder)]}
+        self._file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        self._original: ModuleType | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._ours is not None and (name == "__path__" or not name.startswith("__")):
+            ours, self._ours = self._ours, None
+            vars(self).update(ours)
+            _import_what_it_imports(self._file, self.__name__.partition(".")[0])
+            return getattr(self, name)
+        if name.startswith("__") or not self._file.is_file():
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(self._run(), name)
+
+    def _run(self) -> ModuleType:
+        """Run the original, once, under a name of its own."""
+        if self._original is None:
+            spec = importlib.util.spec_from_file_location(f"{self.__name__}_of_federatedscope", self._file)
             assert spec is not None
             assert spec.loader is not None
-            loaded.append(importlib.util.module_from_spec(spec))
-            spec.loader.exec_module(loaded[0])
-        return getattr(loaded[0], name)
+            self._original = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(self._original)
+        return self._original
 
-    return found
+
+def _import_what_it_imports(file: Path, name: str) -> None:
+    """Import, in the order of a file's own text, what it imports of FederatedScope, which may miss a package."""
+    for one in _top_level(ast.parse(_text_of(file)).body):
+        for module, names in _modules_of(one):
+            if module.partition(".")[0] == name:
+                with suppress(ImportError):  # whoever needs it is told
+                    __import__(module, fromlist=names)
+
+
+def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run when a module is imported, also those that are tried."""
+    for one in body:
+        yield from _top_level(one.body) if isinstance(one, ast.Try) else (one,)
+
+
+def _modules_of(statement: ast.stmt) -> Iterator[tuple[str, list[str]]]:
+    """Yield the modules that a statement imports, each with what is taken from it."""
+    if isinstance(statement, ast.Import):
+        yield from ((one.name, ["*"]) for one in statement.names)
+    elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+        yield statement.module, [one.name for one in statement.names]
 
 
 def _folder_of(path: str) -> str:
