@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pkgutil
 import re
 import shutil
 import sys
@@ -170,6 +171,13 @@ def folded(words: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def _about_module(name: str) -> str:
+    """Say what to do where a module is not there; its package may have another name than itself."""
+    known = {module.name for module in pkgutil.iter_modules()} | sys.stdlib_module_names
+    near = suggestion(name, {each for each in known if not each.startswith("_")} - {name})
+    return f"Correct the import, or install the package that has the module {name!r}.{near}"
+
+
 def show_unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an error that nobody expected: what, where in the user's own code, and where the whole traceback is."""
     lines = [f"{kind.__name__}: {error}"]
@@ -180,7 +188,7 @@ def show_unexpected(kind: type[BaseException], error: BaseException, trace: Trac
     where = "" if kept is None else f" The traceback is in {kept}."
     lines += told
     if isinstance(error, ModuleNotFoundError) and own:
-        lines.append(f"Install the package {str(error.name).partition('.')[0]!r}, or correct the import.")
+        lines.append(_about_module(str(error.name).partition(".")[0]))
     if (asked := ASKED_BYTES.search(str(error))) is not None:
         size = f"{int(asked[1]) / 1e9:,.3g} GB" if int(asked[1]) < 1e12 else f"{int(asked[1]) / 1e12:,.3g} TB"
         lines.append(f"There is not enough memory: {size} were asked for at once. Make what is built there smaller.")

@@ -6,8 +6,10 @@ config can report every mistake at once.
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -35,6 +37,7 @@ __all__ = [
 
 A_PATH = "a path (str)"
 A_NONE = "for none, leave it out, or write null in YAML and on the command line (None without quotes in Python)"
+PLAIN_ENTRY = re.compile(r"\w[\w./@:,+ -]*")
 AS_NONE = f"{A_NONE[0].upper()}{A_NONE[1:]}."
 
 
@@ -54,12 +57,17 @@ def _rewritten(value: Any, expected: str) -> str:
         is_plain = expected == A_PATH and isinstance(value, int | float) and not isinstance(value, bool)
         return f"; write ./{value} for a path of that name" if is_plain else ""
     if expected.startswith("a list"):
-        return f"; write [{value}]"
+        return f"; write [{_as_entry(value)}]"
     if expected == "True or False":
         return "; write true or false" if value.lower() in {"yes", "no", "on", "off", "true", "false"} else ""
     if expected in {"int", "a number"} and value.strip("+-").replace("_", "")[:1].isdigit() and _is_number(value):
         return f"; write {value} without quotes"
     return ""
+
+
+def _as_entry(value: str) -> str:
+    """Write a text as an entry of a list in YAML: in quotes where it would be read as something else."""
+    return value if PLAIN_ENTRY.fullmatch(value) else json.dumps(value, ensure_ascii=False)
 
 
 def _is_number(text: str) -> bool:

@@ -380,10 +380,11 @@ class DataFields:
         }
         for name, (value, default) in counted_twice.items():
             if value != default:
+                back = f"{name}={'null' if default is None else default}"
                 yield (
                     f"global_batch_tokens={self.global_batch_tokens} and {name}={value!r} were given: an update is "
-                    f"counted in tokens or in samples. Leave {name} out; max_tokens_per_batch bounds a step, "
-                    "eval_batch_size an evaluation batch"
+                    f"counted in tokens or in samples. Leave {name} out, or where a config file has it, set {back}; "
+                    "max_tokens_per_batch bounds a step, eval_batch_size an evaluation batch"
                 )
         if self.drop_last is True:
             yield (

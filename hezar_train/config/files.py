@@ -238,6 +238,9 @@ def _parse_json(content: str, source: Path) -> Any:
         raise ConfigError(f"{source}: {error}") from error
 
 
+ONE_A_LINE = (
+    "Write one 'name: value' a line; all of one section begin in the same column, moved in by spaces and not by tabs"
+)
 UNREADABLE = (yaml.scanner.ScannerError, yaml.parser.ParserError)
 
 
@@ -253,7 +256,7 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
         is_unreadable = of_lines and isinstance(error, UNREADABLE)
-        remedy = ". Write one 'name: value' a line, indented by spaces" if is_unreadable else ""
+        remedy = f". {ONE_A_LINE}" if is_unreadable else ""
         problem = str(error.problem or error.context).replace("'<stream end>'", "the end")
         if problem == "found unhashable key":
             remedy = ". A value that begins with '{{' is no text: quote it, or write the value itself"

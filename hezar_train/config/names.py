@@ -288,6 +288,9 @@ _OF_THE_LAUNCH = (
     "start: `hezar-train train RECIPE --num-processes N`."
 )
 _OF_A_TRAINER_CLASS = "Hooks are made in build_hooks() of a Trainer class of your own: Recipe(..., trainer_class=...)."
+_IN_A_RECIPE = (
+    "In a recipe they are made in build_hooks() of a Trainer class of its own: Recipe(..., trainer_class=...)."
+)
 _OF_METRICS = (
     "Here it is metrics_handler, an object with a method compute_metrics(predictions, labels); metrics by name go to "
     "the config: task=..., metrics=[...]."
@@ -298,13 +301,19 @@ ELSEWHERE = {
         _OF_THE_TRAINER,
     ),
     **dict.fromkeys(("tokenizer", "processing_class"), f"{_OF_THE_TRAINER} It is called preprocessor there."),
-    **dict.fromkeys(
-        ("callbacks", "hooks"), "Hooks are given to the Trainer (hooks=[...]), or made in its build_hooks()."
-    ),
+    "hooks": f"In Python they are given to the Trainer: hooks=[...]. {_IN_A_RECIPE}",
+    "callbacks": f"They are called hooks here. In Python they are given to the Trainer: hooks=[...]. {_IN_A_RECIPE}",
     "compute_metrics": f"{_OF_THE_TRAINER} {_OF_METRICS}",
     **dict.fromkeys(("devices", "gpus", "num_gpus", "num_nodes", "strategy", "accelerator"), _OF_THE_LAUNCH),
+    **dict.fromkeys(
+        ("wandb_project", "project_name"),
+        "A tracker's project has the name of the run's folder: trackers=[wandb], output_dir=runs/NAME.",
+    ),
     "load_best_model_at_end": "The best checkpoint is kept, by metric_for_best_model: evaluate RUN --checkpoint best.",
-    "trainer": "The file has a section 'trainer', as a recipe's config has: pass what is in it.",
+    "trainer": (
+        "The file is the config of a recipe, whose fields stand in a section 'trainer'; expected the fields alone. "
+        "Move them to the left margin and take 'trainer:' out, or train the recipe: `hezar-train train RECIPE`."
+    ),
 }
 """Other trainers' settings that are none of a config here, each with what to do instead."""
 
@@ -411,7 +420,12 @@ def tells_unknown_fields(cls: type[T]) -> type[T]:
         try:
             init(self, *args, **values)
         except ConfigError as error:
-            raise ConfigError([*unknown, *error.problems]) from None
+            in_section = any(
+                isinstance(given[name], Mapping) and first in given[name] for name in set(given) - set(known)
+            )
+            missing = f"{first} is missing" if in_section else None  # it is there, in the wrong place
+            others = [each for each in error.problems if missing is None or not each.startswith(missing)]
+            raise ConfigError([*unknown, *others]) from None
         if unknown:
             raise ConfigError(unknown)
 

@@ -60,6 +60,11 @@ NUMBER_KINDS = "biuf"  # numpy's letters for bool, int, unsigned, float
 TEXT_KINDS = "SU"
 MOST_SHOWN = 40
 TEXT_ARRAY = "a text in a NumPy array"
+SPARSE = "a sparse tensor"
+REMEDIES_BY_FORM = {
+    SPARSE: "Return dense tensors: tensor.to_dense().",
+    TEXT_ARRAY: "Return numbers instead: for a label, the number of its class (0, 1, ...).",
+}
 PADDINGS = ("longest", "max_length")
 SIDES = ("left", "right")
 TENSOR_KINDS = ("list", "numpy", "torch")
@@ -168,7 +173,7 @@ def misfit(what: str, values: Sequence[Any], error: Exception | None) -> DataErr
                 default_collate(list(column))
             except UNSTACKABLE as inner:
                 return misfit(f"entry {number}" if what == SAMPLE else f"{what}, entry {number}", column, inner)
-    is_told = values[0] is None or usual.startswith(TEXT_ARRAY)
+    is_told = values[0] is None or usual.startswith((TEXT_ARRAY, SPARSE))
     if usual == TEXT_ARRAY:
         usual = f"{usual} ({str(values[0])[:MOST_SHOWN]!r})"
     reason = "" if error is None or is_told else f" ({str(error).rstrip('.')})"
@@ -185,6 +190,8 @@ def _form(value: Any) -> str:
         if isinstance(value, np.ndarray) and value.dtype.kind in TEXT_KINDS:
             return f"{TEXT_ARRAY}, of shape {shape_text(value)}" if value.ndim else TEXT_ARRAY
         kind = "a tensor" if isinstance(value, torch.Tensor) else "an array"
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            kind = SPARSE
         return f"{kind} of shape {shape_text(value)}" if value.ndim else f"{kind} of a single value"
     if isinstance(value, str | bytes):
         return "a text"
@@ -196,8 +203,9 @@ def _form(value: Any) -> str:
 def _remedy(what: str, *forms: str) -> str:
     if "None" in forms:
         return "Return a value for every sample, or leave the sample out of the dataset."
-    if any(form.startswith(TEXT_ARRAY) for form in forms):
-        return "Return numbers instead: for a label, the number of its class (0, 1, ...)."
+    for beginning, remedy in REMEDIES_BY_FORM.items():
+        if any(form.startswith(beginning) for form in forms):
+            return remedy
     if what == SAMPLE and len(forms) > 1:
         return "Return samples of one kind, with as many entries, from the dataset; or pass data_collator=."
     if all(re.search(r" of shape \d+x\d", form) for form in forms) and len(forms) > 1:

@@ -150,7 +150,7 @@ def collator_for(data: Any, collate: Collator | None) -> Collator:
     if not callable(chosen):
         raise DataError(
             f"the data_collator is {form_of(chosen)}; expected a function, or an object that can be called, that makes "
-            "a batch of a list of samples. Pass one, or none for the usual."
+            "a batch of a list of samples. Pass one, or leave data_collator out for the usual one."
         )
     _refuse_uncallable(chosen)
     return chosen

@@ -70,9 +70,10 @@ class AdaptedMetric(Metric):
     def _outputs(self, value: Any) -> dict[str, float]:
         outputs = _flat(self.name, value)
         if not outputs:
+            told = "None" if value is None else f"{a_kind(value)} without any number"
             raise DataError(
-                f"metric {self.name!r} returned {a_kind(value)} without any number; expected a number, or a mapping of "
-                "numbers by name. Is a return missing?"
+                f"metric {self.name!r} returned {told}; expected a number, or a mapping of numbers by name. "
+                "Is a return missing?"
             )
         check_outputs(self.name, self._chosen_keys or (), outputs)
         self._computed_keys = list(outputs)

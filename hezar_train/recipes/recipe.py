@@ -243,16 +243,22 @@ def _override(text: str) -> tuple[str, Any]:
     """Split `key=value`; the value is read as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{text!r} is not an override: expected key=value, such as batch_size=16")
+        raise ConfigError(f"{text!r} is not an override: expected key=value without spaces, such as batch_size=16")
     try:
         return key, parse_yaml(value, Path(key), of_lines=False)
     except ConfigError as error:
         shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
         is_open = "got the end" in str(error) or "unexpected end" in str(error)
-        remedy = _unclosed(value) if is_open else f"Quote it: {key}='...'"
+        remedy = _unclosed(value) if is_open else _quoted(key, value)
         if not value.isprintable():
             remedy = "Take out the characters that cannot be printed."
         raise ConfigError(f"the value of {shown!r} cannot be read as YAML ({error}). {remedy}") from error
+
+
+def _quoted(key: str, value: str) -> str:
+    """Say how a text is written that YAML would not take for one: a shell takes the outer quotes off."""
+    shown = "..." if len(value) > MOST_SHOWN or set(value) & set("'\"\\") else value
+    return f"If it is a text, quote it for YAML, and once more for the shell: '{key}=\"{shown}\"'."
 
 
 def _unclosed(value: str) -> str:

@@ -200,9 +200,14 @@ def _about_shapes(logits: torch.Tensor, labels: torch.Tensor, expected: str) -> 
             "the data_collator returns."
         )
     if labels.ndim == 2 and labels.shape == (num_rows, 1):
-        return f"expected {expected}. Take off the last dimension: labels.squeeze(1)."
+        return (
+            f"expected {expected}. Take off the last dimension in the dataset or the data_collator: label.squeeze(-1)."
+        )
     if labels.shape == logits.shape:
-        return f"expected {expected}. If they are one-hot: labels.argmax(1), or labels.float() for probabilities."
+        return (
+            f"expected {expected}. If they are one-hot: label.argmax(-1) in the dataset or the data_collator, or "
+            "label.float() for probabilities."
+        )
     if labels.ndim == logits.ndim == 2 and len(labels) == num_rows:
         num_outputs, num_classes = logits.shape[1], labels.shape[1]
         return (
