@@ -309,6 +309,11 @@ ELSEWHERE = {
         ("wandb_project", "project_name"),
         "A tracker's project has the name of the run's folder: trackers=[wandb], output_dir=runs/NAME.",
     ),
+    **dict.fromkeys(
+        ("log_level", "log_level_replica", "logging_level", "verbose", "verbosity"),
+        "How much is said is for Python's logging, of the logger 'hezar_train': in Python, once the trainer is built, "
+        "logging.getLogger('hezar_train').setLevel('WARNING').",
+    ),
     "load_best_model_at_end": "The best checkpoint is kept, by metric_for_best_model: evaluate RUN --checkpoint best.",
     "trainer": (
         "The file is the config of a recipe, whose fields stand in a section 'trainer'; expected the fields alone. "
