@@ -93,6 +93,8 @@ class Given:
     csv_file: str
     config_file: str
     ctx: Context
+    state: TrainerState
+    """The counters, which what was overridden may have kept since."""
     own_steps: OwnSteps
     """What sees the user's own steps of an optimizer."""
     shows_samples: bool
@@ -151,7 +153,8 @@ def assemble(
 ) -> Parts:
     """Make the parts. A trainer of several models has another loop, another status and another session."""
     setup, runtime, model, verbs, config = given.setup, given.runtime, given.model, given.verbs, given.setup.config
-    state = TrainerState(total_epochs=config.num_epochs, metric_for_best_checkpoint=setup.best_key)
+    state = given.state
+    state.update(total_epochs=config.num_epochs, metric_for_best_checkpoint=setup.best_key)
     storage, ctx, own_steps = EventStorage(), given.ctx, given.own_steps
     hooks = {Mode.TRAIN: HookSet(), Mode.FINETUNE: HookSet()}
     flag = StopFlag(waits_for_others=runtime.num_processes > 1)

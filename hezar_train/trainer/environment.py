@@ -25,9 +25,10 @@ from hezar_train.config.credentials import shown_arguments
 from hezar_train.events import add_start, read_starts
 from hezar_train.hub import redact
 
-__all__ = ["describe_data", "record_environment", "threads_before"]
+__all__ = ["changed_ground", "describe_data", "record_environment", "threads_before"]
 
 MOST_HASHED_BYTES = 1 << 30  # a second or so
+MOST_SHOWN = 80  # characters of what a record says
 PACKAGES = ("hezar-train", "torch", "accelerate", "safetensors", "numpy", "transformers", "datasets", "hezar")
 
 
@@ -66,6 +67,20 @@ def threads_before(run_folder: Path) -> int | None:
     hardware = starts[-1].get("hardware") if starts else None
     threads = hardware.get("threads") if isinstance(hardware, dict) else None
     return threads if isinstance(threads, int) else None
+
+
+def changed_ground(run_folder: Path, device: str, num_processes: int, precision: str) -> list[str]:
+    """List, in plain words, what the newest start of a run computed with and this one does not, beside its threads."""
+    starts = read_starts(run_folder)
+    now = {"versions": _versions(), "hardware": _hardware(device, num_processes, precision)}
+    changes = []
+    for part, names in (("versions", ("torch", "numpy")), ("hardware", ("device", "precision", "system"))):
+        before = starts[-1].get(part) if starts else None
+        known = before if isinstance(before, dict) else {}
+        for name in names:
+            if isinstance(old := known.get(name), str) and old != now[part].get(name):
+                changes.append(f"{name} {old[:MOST_SHOWN]} before, {now[part].get(name)} now")
+    return changes
 
 
 def command_line(arguments: list[str]) -> str:

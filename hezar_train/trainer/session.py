@@ -36,7 +36,7 @@ from hezar_train.terminal.display import num_parameters
 from hezar_train.terminal.progress import SAVING
 from hezar_train.trainer.checkpointing import Checkpointing
 from hezar_train.trainer.data_setup import RunSetup, evaluation_sets, size_of
-from hezar_train.trainer.environment import record_environment, threads_before
+from hezar_train.trainer.environment import changed_ground, record_environment, threads_before
 from hezar_train.trainer.intervals import Due
 from hezar_train.trainer.loss_weight import Weigher
 from hezar_train.trainer.model_runner import DeviceHold
@@ -295,6 +295,10 @@ class RunSession:
                 "the run goes on, but not bit by bit: it computed with %d threads before, and with %d now. "
                 "num_threads=%d (or OMP_NUM_THREADS) would keep it exact.", before, now, before,
             )  # fmt: skip
+        runtime = self.runtime
+        changes = changed_ground(self.folder.root, str(runtime.device), runtime.num_processes, runtime.precision)
+        if self.state.global_step and changes:
+            logger.warning("the run goes on, but perhaps not bit by bit: %s.", "; ".join(changes))
         bare, splits = unwrap(self.model), self.setup.splits
         record_environment(
             self.folder.root, device=str(self.runtime.device), num_processes=self.runtime.num_processes,

@@ -193,7 +193,7 @@ class Trainer:
         self.model = prepare_model(model, self.config, self.runtime)
         self._prepare_metrics(metrics_handler, preprocessor)
         # What follows may be overridden, and an override may read every attribute that is set before it.
-        self.state = TrainerState()  # until the parts are made: a loader may ask for the place, which is the trainer's
+        self.state = TrainerState()
         named = ScheduleDefaults(self.default_lr_scheduler, self.default_lr_scheduling_steps, lr_scheduler is not None)
         self.data = TrainData(
             self.runtime, data_collator, self.create_train_dataloader, self.create_eval_dataloader, named,
@@ -285,6 +285,7 @@ class Trainer:
             csv_file=self.trainer_csv_log_file,
             config_file=self.trainer_config_file,
             ctx=self.ctx,
+            state=self.state,
             own_steps=OwnSteps(self.ctx, self.runtime.num_processes),
             shows_samples=kind.create_eval_dataloader is Trainer.create_eval_dataloader,
         )  # fmt: skip

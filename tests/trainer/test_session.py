@@ -379,6 +379,31 @@ def test_a_run_computes_with_the_threads_of_its_config_and_other_threads_are_tol
     assert "it computed with 2 threads before, and with 1 now. num_threads=2" in caplog.text
 
 
+def test_other_versions_and_another_device_are_told_at_a_resume(toy: Build, tmp_path: Path, caplog: Any) -> None:
+    toy(num_epochs=1).train()
+    record = tmp_path / "run" / "environment.json"
+    content = json.loads(record.read_text())
+    content["starts"][-1]["versions"]["torch"] = "1.13.0"
+    content["starts"][-1]["hardware"]["device"] = "Tesla T4"
+    record.write_text(json.dumps(content))
+    toy(num_epochs=2, resume_from_checkpoint=True).train()
+    (told,) = [line.getMessage() for line in caplog.records if "perhaps not bit by bit" in line.getMessage()]
+    assert f"torch 1.13.0 before, {torch.__version__.partition('+')[0]}" in told
+    assert "device Tesla T4 before, cpu now" in told
+
+
+def test_what_an_overridden_builder_keeps_of_the_state_is_the_trainers_own(toy: Build) -> None:
+    class Own(Trainer):
+        def build_optimizer(self) -> Any:
+            self.kept_state = self.state
+            return super().build_optimizer()
+
+    trainer = toy(Own)
+    trainer.train()
+    assert trainer.kept_state is trainer.state
+    assert trainer.kept_state.global_step == trainer.plan.total_steps
+
+
 def test_a_writer_of_the_users_own_is_cut_back_to_the_checkpoint_wherever_it_writes(toy: Build, tmp_path: Path) -> None:
     class Copying(Trainer):
         def build_writers(self) -> list[EventWriter]:
