@@ -646,7 +646,7 @@ READ_ELSEWHERE = {
     "recipes/recipe.py", "recipes/importing.py", "cli/recipes.py",  # recipes, which are hashed before they are run
     "recipes/open_run.py",  # inputs that a user names
     "launch/process.py", "launch/agent.py",  # a folder that was made for this command
-    "runtime/accelerator.py",  # /proc
+    "runtime/accelerator.py", "runtime/group.py",  # /proc
     "report/page.py",  # the package's own
     "events/writers.py",  # a table that was just opened to write to it
     "hub/push.py", "hub/client.py",  # a card that was just downloaded, files that were staged
