@@ -7,9 +7,12 @@ closure inside its step: a window of micro-batches has no such closure. It neith
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -209,7 +212,8 @@ def _call(
 ) -> Optimizer:
     """Build it, and turn its refusal of a value into a config error."""
     try:
-        built = factory(groups, **arguments)
+        with _without_collecting():
+            built = factory(groups, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
         advice = f" It was given: {choices(arguments)}. Correct learning_rate, weight_decay or optimizer_kwargs."
         if factory is Muon:
@@ -218,6 +222,22 @@ def _call(
     if not isinstance(built, Optimizer):
         raise ConfigError(f"{owner} built a {type(built).__name__}. Expected a torch.optim.Optimizer.")
     return built
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Do not look for garbage meanwhile: the first optimizer of a process imports torch's compiler.
+
+    What is imported stays; walking through it again and again, as it grows, takes a third of a second of a start.
+    """
+    if "torch._dynamo" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def parameter_groups(

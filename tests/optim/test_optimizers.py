@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -303,3 +306,38 @@ def test_a_decay_that_the_optimizer_would_not_look_at_is_refused() -> None:
 def test_the_largest_group_is_the_one_with_the_most_values() -> None:
     sizes = (3, 50, 7)
     assert largest_group(SGD([{"params": [nn.Parameter(torch.ones(size))]} for size in sizes], lr=0.1)) == 1
+
+
+FIRST_OPTIMIZER = """
+import gc, torch
+from hezar_train.optim import build_optimizer
+walks = []
+gc.callbacks.append(lambda phase, facts: walks.append(facts["generation"]) if phase == "start" else None)
+parameters = [torch.nn.Parameter(torch.ones(2))]
+build_optimizer("adamw", parameters, learning_rate=0.1, weight_decay=0.0, device=torch.device("cpu"))
+print(len(walks), gc.isenabled())
+"""
+
+
+def test_the_first_optimizer_of_a_process_imports_torchs_compiler_without_looking_for_garbage() -> None:
+    told = subprocess.run([sys.executable, "-c", FIRST_OPTIMIZER], capture_output=True, text=True, check=True).stdout
+    walks, enabled = told.split()
+    assert int(walks) <= 3  # the first look afterwards; hundreds without
+    assert enabled == "True"
+
+
+def test_a_collector_that_the_user_turned_off_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    gc.disable()
+    try:
+        build("adamw")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_collector_works_again_after_an_optimizer_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    with pytest.raises(ConfigError):
+        build("adamw", betas=(2.0, 2.0))
+    assert gc.isenabled()
