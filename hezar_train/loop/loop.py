@@ -461,6 +461,8 @@ class Fit:
             if self.ends:
                 return
             self.saw_data = True
+            if self.state.epoch_step + len(window.batches) >= self.batches_in_epoch:  # hooks have shortened it
+                window.ends_epoch = True
             yield self.weigh(window)
 
     def close_epoch(self, steps_before: int) -> None:

@@ -164,6 +164,16 @@ class TestLengthOfAnEpoch:
         trainer.train()
         assert trainer.told == trainer.walked == [3, 3]  # type: ignore[attr-defined]
 
+    @pytest.mark.parametrize("accumulation", [1, 2])
+    def test_a_schedule_ticks_at_the_end_of_a_shortened_epoch(self, toy: Build, accumulation: int) -> None:
+        schedule = {"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 1, "gamma": 0.5}, "learning_rate": 0.8}
+        trainer = toy(num_epochs=3, gradient_accumulation_steps=accumulation, **schedule)
+        trainer.register_hook_in_train(lambda ctx: setattr(ctx, "num_train_batch", 3), "on_fit_start")
+        rates = []
+        trainer.register_hook_in_train(lambda ctx: rates.append(ctx.optimizer.param_groups[0]["lr"]), "on_epoch_start")
+        trainer.train()
+        assert rates == [0.8, 0.4, 0.2]
+
 
 class Measured(Trainer):
     """Note how long each epoch says that it is, and how long it was."""
