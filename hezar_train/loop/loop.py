@@ -365,6 +365,8 @@ class Fit:
 
     batches_in_epoch: int = UNLIMITED
     saw_data: bool = field(default=False, repr=False)
+    is_cut_short: bool = field(default=False, repr=False)
+    """Whether the epoch ends where hooks have said, before its data does."""
 
     def __post_init__(self) -> None:
         self.first_step = self.state.global_step  # which this walk began after
@@ -456,13 +458,14 @@ class Fit:
 
     def windows(self, epoch: int) -> Iterator[Window]:
         """Yield the rest of an epoch, each window weighed before its first backward; one past the end is dropped."""
-        self.saw_data = False
+        self.saw_data = self.is_cut_short = False
         for window in self.timed(self.source.windows(self.plan, epoch, *self.rest_of_epoch())):
             if self.ends:
                 return
             self.saw_data = True
-            if self.state.epoch_step + len(window.batches) >= self.batches_in_epoch:  # hooks have shortened it
-                window.ends_epoch = True
+            is_last = self.state.epoch_step + len(window.batches) >= self.batches_in_epoch
+            if is_last and not window.ends_epoch:
+                window.ends_epoch = self.is_cut_short = True
             yield self.weigh(window)
 
     def close_epoch(self, steps_before: int) -> None:

@@ -255,7 +255,7 @@ class BatchFeed:
             self._next = [next(self._walk)]
         except StopIteration:
             epoch, self._epoch, self._walk = self._epoch, None, None
-            self._has_more = not self._fit.state.epoch_finished
+            self._has_more = self._fit.is_cut_short or not self._fit.state.epoch_finished
             if epoch is not None:
                 epoch.close()
 
