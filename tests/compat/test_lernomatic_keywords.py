@@ -482,6 +482,16 @@ class TestSchedules:
         assert Sinking.seen == [0.0] * 6 + [trainer.get_acc_history()[0]] * 6
         assert trainer.get_momentum() == pytest.approx(0.01)
 
+    def test_the_values_of_epochs_are_rates_and_a_wish_to_multiply_is_refused(self) -> None:
+        by_default, asked = (
+            schedule.EpochSetScheduler({0: 0.3, 2: 0.2}),
+            schedule.EpochSetScheduler({0: 1.0}, lr_value=True),
+        )
+        assert (by_default.lr_value, asked.lr_value) == (False, True)
+        assert [by_default.get_lr(epoch) for epoch in range(4)] == [0.3, 0.3, 0.2, 0.2]
+        with pytest.raises(ConfigError, match="lr_value=False was given, to multiply the rate"):
+            schedule.EpochSetScheduler({0: 1.0}, lr_value=False)
+
     def test_a_name_and_a_scheduler_of_torch_tick_by_themselves(self, build: Build) -> None:
         named = build(lr_scheduler="exponential", lr_scheduler_kwargs={"gamma": 0.5})
         named.train()

@@ -38,10 +38,28 @@ class TestLogFinder:
         finder.find()
         assert len(finder.log_lr_history) == 5
 
+    def test_each_update_but_the_first_tells_what_it_added_to_the_mean_loss(self, finder: LogFinder) -> None:
+        assert finder.loss_grad_history == []
+        finder.find()
+        mean, added = 0.0, []
+        for loss in finder.result.losses:  # type: ignore[union-attr]
+            before, mean = mean, 0.9 * mean + (1 - 0.9) * loss
+            added.append(mean - before)
+        assert finder.loss_grad_history == pytest.approx(added[1:], rel=1e-12)
+
+    def test_accuracies_are_those_of_all_validation_data(self, toy: Toy, rows: Rows) -> None:
+        trainer = toy(task="text_classification", eval_dataset=rows(80, 2), train_dataset=rows(80))
+        finder = LogFinder(trainer, lr_min=1e-3, beta=0.9)
+        finder.find()
+        sweep = {"lr_min": 1e-3, "lr_max": 1.0, "num_steps": 20, "acc_test": True, "beta": 0.9}
+        assert finder.acc_history == trainer.find_lr(**sweep, acc_batches=None).accuracies
+        assert finder.acc_history != trainer.find_lr(**sweep, acc_batches=8).accuracies
+
     def test_a_file_holds_everything_but_the_trainer(self, finder: LogFinder, tmp_path: Path) -> None:
         found = finder.find()
         loaded = lr_finder_auto_load(finder.save(tmp_path / "rates.json"))
         assert (loaded.get_lr_range(), loaded.result) == (found, finder.result)
+        assert loaded.loss_grad_history == finder.loss_grad_history
         assert json.loads((tmp_path / "rates.json").read_text())["accuracies"] == finder.acc_history
         with pytest.raises(DataError, match="this finder has no trainer"):
             loaded.find()

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ class LRFinder:
         return [] if self.result is None else self.result.smoothed
 
     @property
+    def loss_grad_history(self) -> list[float]:
+        """What each update but the first has added to the mean of the losses, which is not corrected for its start."""
+        losses = [] if self.result is None else self.result.losses
+        means = accumulate(losses, lambda mean, loss: self.beta * mean + (1 - self.beta) * loss, initial=0.0)
+        return [after - before for before, after in pairwise(means)][1:]
+
+    @property
     def acc_history(self) -> list[float]:
         return [] if self.result is None else self.result.accuracies
 
@@ -157,7 +165,8 @@ class LogFinder(LRFinder):
         self.result = self.trainer.find_lr(
             self.lr_min, self.lr_max, num_steps, explode_thresh=self.explode_thresh, beta=self.beta,
             lr_select_method=self.lr_select_method, lr_min_factor=self.lr_min_factor, lr_max_scale=self.lr_max_scale,
-            lr_trunc=self.lr_trunc, acc_test=self.acc_test, print_every=self.print_every if self.verbose else 0,
+            lr_trunc=self.lr_trunc, acc_test=self.acc_test, acc_batches=None,
+            print_every=self.print_every if self.verbose else 0,
         )  # fmt: skip
         return self.get_lr_range()
 

@@ -217,13 +217,14 @@ class Triangular2ExpScheduler(Triangular2Scheduler):
 class EpochSetScheduler(LRScheduler):
     """Set the rate that a dict has for an epoch, from that epoch on; it has one for epoch 0."""
 
-    def __init__(self, schedule: dict[int, float], lr_value: bool = True, **settings: Any) -> None:
+    def __init__(self, schedule: dict[int, float], lr_value: bool | None = None, **settings: Any) -> None:
+        """`lr_value` is kept, and the values are rates: lernomatic's own default, False, does not multiply either."""
         if type(schedule) is not dict or 0 not in schedule or any(type(epoch) is not int for epoch in schedule):
             raise ConfigError(f"schedule={schedule!r}: expected a dict of epochs (0 among them) and their rates")
-        if not lr_value:
+        if lr_value is not None and not lr_value:
             raise ConfigError("lr_value=False was given, to multiply the rate; the values are rates: leave it out.")
         super().__init__(**settings)
-        self.schedule, self.learning_rate = schedule, 0.0
+        self.schedule, self.lr_value, self.learning_rate = schedule, bool(lr_value), 0.0
 
     def rate(self, cur_epoch: float) -> float:
         self.learning_rate = self.schedule.get(int(cur_epoch), self.learning_rate)
