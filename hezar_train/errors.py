@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -50,7 +51,26 @@ SHIPPED_RECIPES = PACKAGE / "_recipes"
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-class HezarTrainError(Exception):
+class _Sendable(BaseException):
+    """An error that another process gets as it was raised, whatever its constructor takes.
+
+    Python sends `args`, which is what the innermost constructor was given, and calls the outermost one with it.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (type(self), self.args, vars(self))
+
+
+def _received(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    """Make a sent error again, past its own constructor."""
+    error = kind.__new__(kind, *args)
+    builtin: Any = next(one for one in kind.__mro__ if one.__module__ == "builtins")
+    builtin.__init__(error, *args)  # `code` of a SystemExit, `msg` of an ImportError
+    vars(error).update(attributes)
+    return error
+
+
+class HezarTrainError(_Sendable, Exception):
     """Base of all errors raised on purpose by this package."""
 
 
@@ -122,7 +142,7 @@ class NonFiniteError(HezarTrainError, ArithmeticError):
         self.samples = list(samples)
 
 
-class TrainingInterrupted(SystemExit):
+class TrainingInterrupted(_Sendable, SystemExit):
     """A signal ended the run after a save; `code` is the exit code (143 for SIGTERM, 130 for Ctrl-C)."""
 
     def __init__(self, code: int, message: str) -> None:
