@@ -106,7 +106,10 @@ class CheckpointWriter:
             self._handle_error(step, error)
 
     def _write(self, step: int, parts: Contents, protect: Collection[int]) -> None:
-        self.store.confirm(self.store.publish(step, functools.partial(_write_if_room, parts), parts.before_commit))
+        # Its files and their hashes in a hidden folder, on the disk; then `before_commit`, the sync of logs and ledger;
+        # then the folder gets its name, from which on it counts; then it is read back.
+        written = self.store.publish(step, functools.partial(_write_if_room, parts), parts.before_commit)
+        self.store.confirm(written)
         self.last_step = step
         if self._on_saved is not None:
             self._on_saved(step)

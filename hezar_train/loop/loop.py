@@ -7,8 +7,8 @@ A step is one micro-batch; an update is one step of the optimizer, over a window
         run_epoch()
           for batch               BATCH_START
             run_step()            BATCH_FORWARD, BATCH_BACKWARD; at a window's end GRADIENTS, UPDATE
-                                  BATCH_END
-                                  EPOCH_END
+                                  BATCH_END    when run_step() is done and the next batch is asked for
+                                  EPOCH_END    not after a failure
                                   FIT_END      also after a failure, with ctx.failed set
 
 Training, finetuning, the learning-rate finder, evaluation and prediction all walk here; they differ in a `Routine`
@@ -457,7 +457,10 @@ class Fit:
         return state.position, steps_left, self.end.samples - state.samples_seen
 
     def windows(self, epoch: int) -> Iterator[Window]:
-        """Yield the rest of an epoch, each window weighed before its first backward; one past the end is dropped."""
+        """Yield the rest of an epoch, each window weighed before its first backward.
+
+        A stop that a hook asked for after the last update is seen when the next window is there: it is dropped.
+        """
         self.saw_data = self.is_cut_short = False
         for window in self.timed(self.source.windows(self.plan, epoch, *self.rest_of_epoch())):
             if self.ends:

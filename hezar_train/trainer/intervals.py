@@ -1,9 +1,11 @@
 """When to log, save and evaluate: after which updates each is due, and in which order it is done.
 
-One default hook acts: log, save, evaluate, best, stop. Saving (unless save_enabled=False) comes before evaluating, so
-that an evaluation that fails loses nothing; a run that a signal asks to leave does so right after the save. What an
-evaluation changes follows from its recorded result, so a resume applies the record again, or evaluates if there is none
-(`conclude`). All other hooks only ask: `request_save`, `request_stop`. How each is done is in `run_actions`.
+One default hook acts: log, save, evaluate. Saving (unless save_enabled=False) comes before evaluating, so that an
+evaluation that fails loses nothing; a run that a signal asks to leave does so right after the save, or after the
+evaluation (`TrainingInterrupted`). What an evaluation changes (best, plateau, early stop: `RunActions`) follows from
+its recorded result, so a resume applies the record again, or evaluates if there is none (`conclude`). All other hooks
+only ask: `request_save`, and `request_stop`, which notes a reason in the state by which the walk ends (`Fit.ends`). How
+each is done is in `run_actions`.
 """
 
 from __future__ import annotations
@@ -50,9 +52,12 @@ class Due:
     ) -> None:
         self._state, self._flag, self._actions, self._processes = state, flag, actions, processes
         self._fit: Fit | None = None
-        self._concluded_step = self._logged_step = self._done_step = -1
-        self._first_step: int | None = None
-        self._owes_update = self._owes_end = False
+        # Steps, by which nothing is done twice, and what a failed call left undone is seen by the next one:
+        self._logged_step = -1  # of the last row
+        self._done_step = -1  # after which nothing is left to do, also where nothing was due
+        self._concluded_step = -1  # of the last evaluation, or epoch's end, whose conclusions are drawn
+        self._first_step: int | None = None  # with which the first walk began
+        self._owes_update = self._owes_end = False  # what the call before has left; whether at an epoch's end
         self.save_requested = False
         self.follow(setup)
 
@@ -111,7 +116,8 @@ class Due:
         """Whether the last update is one of the many after which there is nothing to do."""
         if self.save_requested or self._flag.asked:
             return False
-        return all(map(self._state.update_step.__mod__, self._periods))  # the remainder of none is 0
+        # 0, for false, is the remainder of a period that is over
+        return all(map(self._state.update_step.__mod__, self._periods))
 
     def at_start(self, _: Context) -> None:
         """Let all processes know what one was asked for before the first batch of an epoch, or of the run."""

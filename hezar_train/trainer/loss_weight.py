@@ -38,7 +38,7 @@ class Weigher:
         """Say what each micro-batch weighs, and all of them on all processes together."""
         self.weigh_here(window)
         if self._processes.count > 1:
-            by_samples = window.count > 0 and self._units_in is None
+            by_samples = window.count > 0 and self._units_in is None  # 0: a step on its own, outside of a fit
             total = float(window.count) if by_samples else self._processes.sum([window.total_weight])[0]
             window.total_weight = total
         return window

@@ -77,7 +77,10 @@ class OwnSteps:
             ctx.step.applied = ctx.step.is_own = True
 
     def _factor(self, ctx: Context) -> float:
-        """Return what the gradients of an own backward are to be multiplied by: a plain one knows no weights."""
+        """Return what the gradients of an own backward are to be multiplied by: a plain one knows no weights.
+
+        The default backward has weighed the loss that it has noted, `accelerator.backward` any.
+        """
         step = ctx.step
         if step.is_weighed or step.is_loss_noted or self._num_processes == 1:
             return 1.0

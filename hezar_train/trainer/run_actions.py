@@ -140,7 +140,7 @@ class RunActions:
 
     def _save_checkpoint(self) -> None:
         """Save a checkpoint; where each process has a share of the model, all do it together."""
-        self._last_asked = self.state.global_step
+        self._last_asked = self.state.global_step  # also where another process saves: `refuse_lost_end` asks all
         if not self.checkpointing.saves_here:
             return
         with self.aside(SAVING):

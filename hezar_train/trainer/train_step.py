@@ -19,7 +19,7 @@ With the default hooks an update amounts to this (`docs/examples/plain_loop.py` 
     gradients = sum over the processes, unscaled              # GRADIENTS; the last backward has exchanged them
     norm, window_loss = read from the device                  # UPDATE: guard
     if the loss is not finite: raise; if the norm is not: raise, or with a scaler let it skip the step
-    gradients *= min(1, max_grad_norm / norm)                 #   clip
+    gradients *= min(1, max_grad_norm / (norm + 1e-6))        #   clip
     optimizer.step(); gradients = None                        #   step, zero_grad
     update_step += applied; schedule.after_update()           # BATCH_END: count, schedule; then log, save, evaluate
 

@@ -106,7 +106,7 @@ class Trainer:
                   training_step()       BATCH_FORWARD      forward, compute_loss
                                         BATCH_BACKWARD
                   optimization_step()   GRADIENTS, UPDATE  on the window's last micro-batch; then no gradients
-                                        BATCH_END          count, schedule, your hooks, what is due: log, save, evaluate
+              when run_step() is done:  BATCH_END          count, schedule, your hooks, what is due: log, save, evaluate
                                         EPOCH_END
                                         FIT_END            also after a failure
     """
