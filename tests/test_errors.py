@@ -1,4 +1,4 @@
-"""An error comes out of another process as it went in: loaders, pools and Ray send those of their workers as pickles."""
+"""An error comes out of another process as it went in: loaders, pools and Ray send their workers' as pickles."""
 
 from __future__ import annotations
 

@@ -244,9 +244,10 @@ class RunSession:
     def training(self) -> Iterator[None]:
         """Hold what exists only while the run trains, in a locked folder: signal handlers, files, the writer.
 
-        At the start, in this order: signal handlers are set, the folder becomes this run's (`take_over_folder`), the data
-        is brought to its place, logs are cut and opened, the writer begins. At the end: the data's workers end, the save under way is waited for, a lost one is told, files
-        are closed, the processes wait for one another, how it ended is noted, the signal handlers are put back.
+        At the start, in this order: signal handlers are set, the folder becomes this run's (`take_over_folder`), the
+        data is brought to its place, logs are cut and opened, the writer begins. At the end: the data's workers end,
+        the save under way is waited for, a lost one is told, files are closed, the processes wait for one another, how
+        it ended is noted, the signal handlers are put back.
         """
         self._refuse_unsettled_update()
         with self.flag, self.storage, self.hold.held():
