@@ -1,11 +1,13 @@
 """SIGTERM and Ctrl-C set a flag; the loop finishes its window, saves and leaves.
 
-Handlers are set in the main thread only and put back afterwards. A Ctrl-C after another signal does not wait for the
-window and saves nothing: it is raised where the run is, as a KeyboardInterrupt.
+Handlers are set in the main thread only, as Python wants it, and put back afterwards. A run in another thread, such as
+Ray Train's, goes without and says so once: signals do there what the rest of the program makes of them. A Ctrl-C after
+another signal does not wait for the window and saves nothing: it is raised where the run is, as a KeyboardInterrupt.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -14,7 +16,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from hezar_train.runtime.logging import ERASE_BELOW, can_draw_on, columns_of, fold_lines
+from hezar_train.runtime.logging import ERASE_BELOW, can_draw_on, columns_of, fold_lines, logger
 
 __all__ = ["StopFlag"]
 
@@ -51,6 +53,8 @@ class StopFlag:
         self._draws = sys.__stderr__ is not None and not sys.__stderr__.closed and can_draw_on(sys.__stderr__)
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in WATCHED}
+        else:
+            _tell_of_other_thread()
         return self
 
     def __exit__(
@@ -85,6 +89,14 @@ class StopFlag:
         """Go below the ^C that a terminal shows; what was drawn there is erased."""
         if self._draws:
             _write_at_once(f"{ERASE_BELOW}\n")
+
+
+@functools.cache
+def _tell_of_other_thread() -> None:
+    logger.info(
+        "This run is not in the main thread, the only one that can handle signals: SIGTERM and Ctrl-C will not be "
+        "followed by a save. What was saved last is what a resume goes on from."
+    )
 
 
 def _write_at_once(text: str) -> None:

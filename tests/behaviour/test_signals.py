@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from hezar_train.checkpoint import CheckpointStore
 from hezar_train.errors import NonFiniteError, TrainingInterrupted
 from hezar_train.events import INTERRUPTED, Ledger
 from hezar_train.events.run_records import end_of, read_starts
+from hezar_train.hooks.signals import _tell_of_other_thread
 from hezar_train.types import Mode
 
 WORKLOAD = Path(__file__).with_name("workload.py")
@@ -278,3 +280,17 @@ def test_two_interrupts_of_the_whole_group_are_an_interruption_and_no_crash_of_a
     assert end_of(read_starts(tmp_path)[-1])["how"] == INTERRUPTED
     with pytest.raises(ProcessLookupError):  # no worker is left
         os.killpg(process.pid, 0)
+
+
+def test_a_run_in_another_thread_is_the_same_one_and_says_once_that_signals_save_nothing(
+    tmp_path: Path, unbroken: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="hezar_train")
+    _tell_of_other_thread.cache_clear()
+    for part in ("first", "second"):
+        thread = threading.Thread(target=lambda out=tmp_path / part: make_trainer(out).train())
+        thread.start()
+        thread.join()
+        assert differences(unbroken, tmp_path / part) == []
+    told = [line for line in caplog.messages if "SIGTERM and Ctrl-C will not be followed by a save" in line]
+    assert len(told) == 1
