@@ -133,7 +133,7 @@ def open_weights(source: Path) -> Weights:
     if not source.exists():
         raise NoSuchCheckpointError(
             f"init_weights_from={str(source)!r} does not exist. Expected the folder of a checkpoint or of a model, or "
-            "a file of weights, on this machine: correct the path."
+            "a file of weights, on this machine, or a repository of the Hub as 'owner/name': correct it."
         )
     if source.is_file():
         return _of_file(source)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from hezar_train.config.names import is_dotted_path, is_importable, scheduler_name
+from hezar_train.config.names import VALUES_OF_OTHERS, is_dotted_path, is_importable, scheduler_name
 from hezar_train.errors import choices, nearest, suggestion
 from hezar_train.run_folder import can_be_path
 
@@ -179,7 +179,8 @@ def one_of(name: str, value: Any, known: Collection[str], optional: bool = True)
     elif value == "None" and optional:
         yield f"{name}='None' is a text. {AS_NONE} Else choose from: {choices(known)}."
     elif value not in known:
-        hint = instead_of(value) or suggestion(value, known)
+        meant = VALUES_OF_OTHERS.get(name, {}).get(value.lower())
+        hint = f" Here it is {meant!r}." if meant else instead_of(value) or suggestion(value, known)
         yield f"{name}={str(value)!r} is not known. Choose from: {choices(known)}.{hint}"
 
 
@@ -198,7 +199,7 @@ def known_name(
     if value is None:
         return
     if not isinstance(value, str):
-        yield wrong_type(name, value, "a name or a dotted path (str)")
+        yield wrong_type(name, value, f"one of {shown}, or a dotted path such as 'package.module.Class'")
     elif not value.strip():
         yield f"{name} must not be empty"
     elif not is_dotted_path(value) and fold(value) not in known:
@@ -235,7 +236,7 @@ def keywords(name: str, value: Any) -> Iterator[str]:
     if value is None:
         return
     if not isinstance(value, Mapping):
-        yield wrong_type(name, value, "a mapping of keyword arguments")
+        yield wrong_type(name, value, "a mapping of keyword arguments, such as {name: value}")
         return
     for key, item in value.items():
         if not isinstance(key, str):

@@ -107,6 +107,7 @@ BATCH_OR_EPOCH = ("batch", "epoch")
 HUB_STRATEGIES = ("end", "best", "every_save", "all_checkpoints")
 HUB_CARD_KEYS = ("base_model", "datasets", "language", "license", "license_link", "license_name", "tags")
 REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+REPO_OF_ADDRESS = re.compile(rf"(?:https?://[^/]+/|hub://)({REPO_ID.pattern})(?:/.*)?")
 
 
 @dataclass
@@ -548,7 +549,7 @@ class EvaluationFields:
         if self.metrics is None:
             return
         if not isinstance(self.metrics, list | tuple):
-            yield wrong_type("metrics", self.metrics, "a list of names or MetricConfigs")
+            yield wrong_type("metrics", self.metrics, "a list of names, such as [accuracy], or of MetricConfigs")
             return
         for index, metric in enumerate(self.metrics):
             for problem in problems_of_metric(metric):
@@ -958,7 +959,9 @@ class HubFields:
         elif not isinstance(given, str):
             yield wrong_type("hub_model_id", given, "a repository, 'owner/name' (str)")
         elif not REPO_ID.fullmatch(given):
-            yield f"hub_model_id={given!r} is no repository: expected 'owner/name'"
+            named = REPO_OF_ADDRESS.fullmatch(given)
+            remedy = f"; write {named[1]!r}" if named else ""
+            yield f"hub_model_id={given!r} is no repository: expected 'owner/name'{remedy}"
 
     def _problems_of_card(self) -> Iterator[str]:
         yield from keywords("hub_card", self.hub_card)

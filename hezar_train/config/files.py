@@ -212,7 +212,9 @@ def _json_remedy(content: str, error: json.JSONDecodeError) -> str:
 
 def no_such_file(path: Path, otherwise: str) -> ConfigError:
     """Return the refusal of a config file that is not there; `otherwise` is said where none beside it is near."""
-    near = nearest(path.name, [one.name for one in path.parent.glob("*") if one.suffix.lower() in CONFIG_SUFFIXES])
+    beside = [one for one in path.parent.glob("*") if one.suffix.lower() in CONFIG_SUFFIXES]
+    stem = nearest(path.stem, [one.stem for one in beside])  # the ends alone make no two names alike
+    near = nearest(path.name, [one.name for one in beside if one.stem == stem])
     remedy = otherwise if near is None else f"Did you mean {str(path.with_name(near))!r}?"
     return ConfigError(f"{path}: there is no such file. {remedy}")
 
@@ -261,6 +263,11 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
         if problem == "found unhashable key":
             remedy = ". A value that begins with '{{' is no text: quote it, or write the value itself"
         raise ConfigError(f"{source}{line}: {problem}{remedy}") from error
+    except yaml.reader.ReaderError as error:
+        which = f"the character #x{error.character:04x} at place {error.position + 1} of its text"
+        raise ConfigError(
+            f"{source}: {which} is none that can be printed{'. Take it out' if of_lines else ''}"
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from error
     except RecursionError:

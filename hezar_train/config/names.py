@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hezar_train.config.other_schedules import answer_to
 from hezar_train.errors import ConfigError, choices, suggestion
@@ -34,6 +34,7 @@ __all__ = [
     "SHORT_SCHEDULERS",
     "SINGLE_DEVICES",
     "TRACKERS",
+    "VALUES_OF_OTHERS",
     "is_dotted_path",
     "is_importable",
     "optimizer_name",
@@ -43,6 +44,7 @@ __all__ = [
     "unknown_field",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 OPTIMIZERS = (
@@ -282,6 +284,14 @@ CHOICES_OF_OTHERS: dict[str, dict[Any, str]] = {
 }
 """Other trainers' fields with a few values, each value with what it is here, or what need not be said."""
 
+VALUES_OF_OTHERS: dict[str, dict[str, str]] = {
+    "sharding": dict.fromkeys(
+        ["fsdp", "fsdp1", "fsdp2", "full_shard", "fully_shard", "hsdp", "hybrid_shard", "zero3", "true"], "full"
+    )
+    | dict.fromkeys(["no", "no_shard", "ddp", "false"], "none"),
+}
+"""Other words for a field's values, each with ours."""
+
 _OF_THE_TRAINER = "It is given to the Trainer (in a recipe: to Recipe), not to the config."
 _OF_THE_LAUNCH = (
     "One GPU is taken by itself, or named: device=cuda:0 (or cpu). Several are one process each, asked for at the "
@@ -438,16 +448,22 @@ def tells_unknown_fields(cls: type[T]) -> type[T]:
     return cls
 
 
-ARGUMENTS_OF_OTHERS = {
-    "args": "config", "training_args": "config", "tokenizer": "preprocessor", "processing_class": "preprocessor",
-    "callbacks": "hooks", "collate_fn": "data_collator",
-    "collator": "data_collator",
-    "train_data": "train_dataset", "train_dataloader": "train_dataset", "train_loader": "train_dataset",
-    "eval_data": "eval_dataset", "val_dataset": "eval_dataset", "valid_dataset": "eval_dataset",
-    "validation_dataset": "eval_dataset", "val_loader": "eval_dataset", "eval_dataloader": "eval_dataset",
-    "scheduler": "lr_scheduler",
-}  # fmt: skip
-"""Other trainers' arguments, each with ours for the same purpose."""
+EVALUATED = frozenset({"eval_dataset", "dataset"})
+ARGUMENTS_OF_OTHERS: dict[str, Set[str]] = {
+    "args": {"config"}, "training_args": {"config"}, "tokenizer": {"preprocessor"},
+    "processing_class": {"preprocessor"}, "callbacks": {"hooks"}, "collate_fn": {"data_collator"},
+    "collator": {"data_collator"}, "train_data": {"train_dataset"}, "train_dataloader": {"train_dataset"},
+    "train_dataloaders": {"train_dataset"}, "train_loader": {"train_dataset"}, "scheduler": {"lr_scheduler"},
+    "output_dir": {"path"}, "save_directory": {"path"}, "repo_name": {"repo_id"}, "hub_model_id": {"repo_id"},
+} | dict.fromkeys(
+    [
+        "data", "dataset", "dataloader", "dataloaders", "eval_data", "eval_dataset", "eval_dataloader", "test_data",
+        "test_dataset", "test_dataloader", "val_dataset", "val_dataloaders", "val_loader", "valid_dataset",
+        "validation_dataset",
+    ],
+    EVALUATED,
+)  # fmt: skip
+"""Other trainers' arguments, each with ours for the same purpose, of which a call takes one."""
 
 
 class UnknownArgumentError(ConfigError, TypeError):
@@ -468,7 +484,7 @@ def tells_unknown_arguments(cls: type[T]) -> type[T]:
     @functools.wraps(init)
     def __init__(self: T, *args: Any, **given: Any) -> None:  # noqa: N807
         if unknown := [name for name in given if name not in known]:
-            raise UnknownArgumentError([_unknown_argument(cls.__name__, name, known) for name in unknown])
+            raise UnknownArgumentError([_unknown_argument(cls.__name__, name, known, given[name]) for name in unknown])
         if missing := [name for name in needed if name in known[len(args) :] and name not in given]:
             raise MissingArgumentError([_missing_argument(cls.__name__, name) for name in missing])
         init(self, *args, **given)
@@ -477,25 +493,42 @@ def tells_unknown_arguments(cls: type[T]) -> type[T]:
     return cls
 
 
+def tells_unknown_keywords(method: Callable[P, T]) -> Callable[P, T]:
+    """Make a verb of the trainer refuse unknown keywords with the one, or the field of the config, that is meant."""
+    known = [name for name in inspect.signature(method).parameters if name != "self"]
+
+    @functools.wraps(method)
+    def verb(*args: P.args, **given: P.kwargs) -> T:
+        if unknown := [name for name in given if name not in known]:
+            owner = f"{method.__name__}()"
+            raise UnknownArgumentError([_unknown_argument(owner, name, known, given[name]) for name in unknown])
+        return method(*args, **given)
+
+    return verb
+
+
 def _missing_argument(owner: str, name: str) -> str:
     made = "TrainerConfig(output_dir=..., ...)" if name == "config" else "..."
     return f"{owner} was given no {name}, which it needs. Pass one: {owner}({name}={made}, ...)"
 
 
-def _unknown_argument(owner: str, name: str, known: Collection[str]) -> str:
+def _unknown_argument(owner: str, name: str, known: Collection[str], value: Any) -> str:
     sentence = f"{name!r} is not an argument of {owner}."
     if name == "compute_metrics":
         return f"{sentence} {_OF_METRICS}"
     if name in {"hook", "hooks", "callback", "callbacks"} and "hooks" not in known:
         return f"{sentence} {_OF_A_TRAINER_CLASS}"
-    if ARGUMENTS_OF_OTHERS.get(name) in known:
-        return f"{sentence} Here it is called {ARGUMENTS_OF_OTHERS[name]!r}."
+    if name == "metric_key_prefix":
+        return f"{sentence} Results are named by their set: evaluate({{'name': dataset}}) gives 'name.loss'."
+    if ours := ARGUMENTS_OF_OTHERS.get(name, set()) & set(known):
+        return f"{sentence} Here it is called {min(ours)!r}."
     if (field := FOREIGN_FIELDS.get(name, name)) in FIELDS_TAKEN_FOR_ARGUMENTS:
-        return f"{sentence} It is a field of the config: {field}."
+        shown = f"={value!r}" if isinstance(value, bool | int | float | str) else ""
+        return f"{sentence} It is a field of the config: {field}{shown}."
     return f"{sentence}{suggestion(name, known)} There are: {', '.join(known)}."
 
 
 FIELDS_TAKEN_FOR_ARGUMENTS = frozenset(
     {"criterion", "optimizer", "lr_scheduler", "learning_rate", "batch_size", "num_epochs", "max_steps", "output_dir"}
-    | {"metrics", "task", "seed", "device"}
+    | {"metrics", "task", "seed", "device", "resume_from_checkpoint", "eval_batch_size", "do_evaluate"}
 )

@@ -61,8 +61,13 @@ TEXT_KINDS = "SU"
 MOST_SHOWN = 40
 TEXT_ARRAY = "a text in a NumPy array"
 SPARSE = "a sparse tensor"
+BEYOND = 1 << 63
+LARGE = "a whole number of more than 64 bits"
 REMEDIES_BY_FORM = {
     SPARSE: "Return dense tensors: tensor.to_dense().",
+    LARGE: "Expected -2**63 to 2**63 - 1: correct it in the dataset; of what is no class, return float(value).",
+    "a Decimal": "Return float(value).",
+    "a Fraction": "Return float(value).",
     TEXT_ARRAY: "Return numbers instead: for a label, the number of its class (0, 1, ...).",
 }
 PADDINGS = ("longest", "max_length")
@@ -173,7 +178,7 @@ def misfit(what: str, values: Sequence[Any], error: Exception | None) -> DataErr
                 default_collate(list(column))
             except UNSTACKABLE as inner:
                 return misfit(f"entry {number}" if what == SAMPLE else f"{what}, entry {number}", column, inner)
-    is_told = values[0] is None or usual.startswith((TEXT_ARRAY, SPARSE))
+    is_told = values[0] is None or usual.startswith(tuple(REMEDIES_BY_FORM))
     if usual == TEXT_ARRAY:
         usual = f"{usual} ({str(values[0])[:MOST_SHOWN]!r})"
     reason = "" if error is None or is_told else f" ({str(error).rstrip('.')})"
@@ -197,7 +202,9 @@ def _form(value: Any) -> str:
         return "a text"
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
-    return "a number" if isinstance(value, Number) else a_kind(value)
+    if type(value) is int and not -BEYOND <= value < BEYOND:
+        return LARGE
+    return "a number" if isinstance(value, int | float | np.number) else a_kind(value)
 
 
 def _remedy(what: str, *forms: str) -> str:

@@ -32,7 +32,7 @@ from hezar_train.data.windows import (
     in_groups,
     in_lockstep,
 )
-from hezar_train.errors import ConfigError, DataError, state_for
+from hezar_train.errors import ConfigError, DataError, a_kind, state_for
 from hezar_train.plan import UNLIMITED, Plan
 from hezar_train.runtime import Processes
 
@@ -213,11 +213,22 @@ class SamplerSource(CursorSource):
 
 def _counted(loader: DataLoader[Any]) -> tuple[int | None, int | None]:
     """Return the samples of an epoch, or else its batches, as far as the loader's sampler tells."""
-    if loader.batch_size is None:
-        return None, len(loader.batch_sampler) if isinstance(loader.batch_sampler, Sized) else None
-    if not isinstance(loader.sampler, Sized):
+    sampler = loader.batch_sampler if loader.batch_size is None else loader.sampler
+    if not isinstance(sampler, Sized):
         return None, None
-    size = len(loader.sampler)
+    if (size := len(sampler)) < 1:
+        which, what = ("batch_sampler", "batch") if loader.batch_size is None else ("sampler", "sample")
+        raise DataError(
+            f"the DataLoader's {which} ({a_kind(sampler)}) has a len() of 0; expected at least one {what}. Look at "
+            "what it was made of."
+        )
+    if loader.batch_size is None:
+        return None, size
+    if loader.drop_last and size < loader.batch_size:
+        raise DataError(
+            f"drop_last=True of the DataLoader drops all that its sampler gives: {size} samples are no batch of "
+            f"{loader.batch_size}. Give it a smaller batch_size, or leave drop_last out."
+        )
     return size - size % loader.batch_size if loader.drop_last else size, None
 
 

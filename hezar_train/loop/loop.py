@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from hezar_train.data import Source, Window, unfit_values
-from hezar_train.errors import DataError, HookError, NonFiniteError, choices
+from hezar_train.errors import DataError, HookError, NonFiniteError, a_kind, choices
 from hezar_train.events import EventWriter
 from hezar_train.loop.context import Context, CtxVar, Lifecycle
 from hezar_train.loop.hooks import HookCall, HookSet, Moment
@@ -601,7 +601,7 @@ def note_loss(ctx: Context, outputs: Any, method: str) -> None:
         given = "note_loss() was given" if method == "note_loss" else f"the overridden {method}() returned"
         raise DataError(
             f"{given} {_shown(outputs)}; expected the step's loss as a tensor, or a mapping that has it under 'loss', "
-            "so that it can be logged."
+            f"so that it can be logged.{' Is a return missing?' if outputs is None else ''}"
         )
     if method == "training_step":  # whoever overrides more than that takes the update over, weights included
         _refuse_unweighed(ctx)
@@ -620,4 +620,4 @@ def _refuse_unweighed(ctx: Context) -> None:
 
 
 def _shown(outputs: Any) -> str:
-    return f"a mapping of {choices(outputs) or 'nothing'}" if isinstance(outputs, Mapping) else type(outputs).__name__
+    return f"a mapping of {choices(outputs) or 'nothing'}" if isinstance(outputs, Mapping) else a_kind(outputs)

@@ -52,6 +52,7 @@ class AdaptedMetric(Metric):
         self, name: str, output_keys: Sequence[str] | None, objective: str | None, consumes: Inputs | None
     ) -> None:
         self.name = name
+        self.told_as = f"metric {name!r}"
         self.consumes = consumes or "predictions"
         self._chosen_keys = None if output_keys is None else list(output_keys)
         self._computed_keys: list[str] | None = None
@@ -72,7 +73,7 @@ class AdaptedMetric(Metric):
         if not outputs:
             told = "None" if value is None else f"{a_kind(value)} without any number"
             raise DataError(
-                f"metric {self.name!r} returned {told}; expected a number, or a mapping of numbers by name. "
+                f"{self.told_as} returned {told}; expected a number, or a mapping of numbers by name. "
                 "Is a return missing?"
             )
         check_outputs(self.name, self._chosen_keys or (), outputs)
@@ -132,8 +133,10 @@ class CollectedMetric(AdaptedMetric):
         objective: str | None = None,
         consumes: Inputs | None = None,
         drops_ignored: bool = True,
+        told_as: str | None = None,
     ) -> None:
         super().__init__(name, output_keys, objective, consumes)
+        self.told_as = told_as or self.told_as
         self._function = function
         self._drops_ignored = drops_ignored
         self._batches: list[tuple[Values, Values]] = []
@@ -145,7 +148,7 @@ class CollectedMetric(AdaptedMetric):
     def update(self, predictions: Any, targets: Any, weights: torch.Tensor | None = None) -> None:  # noqa: ARG002
         if not self._has_warned:
             self._has_warned = True
-            logger.warning("metric %r needs the whole set at once: its predictions are kept in memory", self.name)
+            logger.warning("%s needs the whole set at once: its predictions are kept in memory", self.told_as)
         if self._drops_ignored:
             predictions, targets = counted_pairs(predictions, targets)
         self._batches.append((_on_host(predictions), _on_host(targets)))

@@ -580,8 +580,9 @@ class WholeSetHandler(MetricsHandler):
         self._handler = handler
         self.reads_text = bool(getattr(handler, "reads_text", False)) or reads_text  # type: ignore[misc]
         function = CollectedMetric(
-            handler.compute_metrics, type(handler).__name__, consumes="predictions", drops_ignored=False
-        )
+            handler.compute_metrics, type(handler).__name__, consumes="predictions", drops_ignored=False,
+            told_as=f"{type(handler).__name__}.compute_metrics()",
+        )  # fmt: skip
         super().__init__([function], getattr(handler, "trainer", None))
 
     @property

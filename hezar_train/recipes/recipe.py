@@ -111,6 +111,11 @@ class Recipe:
         from hezar_train.trainer import Trainer
 
         if self.trainer_class is None and isinstance(self.model, Mapping):
+            if len(self.model) == 1:
+                raise ConfigError(
+                    f"the model of the Recipe is a mapping of one, {next(iter(self.model))!r}; expected a "
+                    "torch.nn.Module. Pass the model alone, without the mapping."
+                )
             raise ConfigError(
                 f"there are several models ({choices(map(str, self.model))}), and the plain trainer trains one. Say "
                 "what trains them: Recipe(..., trainer_class=...), a subclass of MultiModelTrainer."

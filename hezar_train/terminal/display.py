@@ -69,8 +69,17 @@ def facts_of(
         "Saves": "off" if not config.save_enabled else _period(plan.save_updates, "at epoch ends"),
         "Logs": _period(plan.log_updates, "at epoch ends"),
         "Seed": str(config.seed),
-        "Starts at": f"step {state.global_step}, epoch {state.epoch}" if state.global_step else "the beginning",
+        "Starts at": _start(state, plan),
     }
+
+
+def _start(state: TrainerState, plan: Plan) -> str:
+    """Say what is done already, and which epoch the next step is of."""
+    if state.global_step == 0:
+        return "the beginning"
+    if state.epoch_finished and state.epoch >= plan.num_epochs:
+        return f"the end, after step {state.global_step}"
+    return f"epoch {state.epoch + state.epoch_finished}, after step {state.global_step}"
 
 
 def _of_the_model(model: nn.Module) -> dict[str, str]:

@@ -152,6 +152,12 @@ class TrainData:
                     "from its beginning. Make a list of it: list(data)."
                 )
 
+    def refuse_unusable_beforehand(self, setup: RunSetup) -> None:
+        """Call a user's own `create_eval_dataloader` once before anything is trained, so that it fails then."""
+        if setup.evaluates and not self._opens_eval:
+            for data in evaluation_sets(None, setup.splits.for_evaluation).values():
+                self.eval_source(setup.config, data)
+
     def open(self, config: TrainerConfig, data: Any, *, training: bool = True, name: str | None = None) -> Source:
         """Open data in the order of training, or of evaluation; an error calls it by its `name`."""
         order = self._order(config, training=training)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from hezar_train.checkpoint import unwrap
 from hezar_train.config import TrainerConfig
-from hezar_train.config.names import tells_unknown_arguments
+from hezar_train.config.names import tells_unknown_arguments, tells_unknown_keywords
 from hezar_train.data import Source, Splits, batch_length, length_of_sample, seed_device
 from hezar_train.errors import ConfigError, DataError, HookError, HookTypeError, a_kind, choices
 from hezar_train.events import EventStorage, EventWriter, is_same_number, load_csv
@@ -325,6 +325,7 @@ class Trainer:
         """Return what decides a run beside config, plan and data, in plain values: changing it is another run."""
         return {}
 
+    @tells_unknown_keywords
     def train(self, target_data_split_name: str = "train", hooks_set: HookSet | None = None) -> RoutineResult:
         """Train to the end of the plan (or of this call's part of it), from where the last call or a checkpoint ended.
 
@@ -336,6 +337,7 @@ class Trainer:
         status.begin_call()
         if session.is_finished():
             return session.result_when_finished(self.get_model_para)
+        self.data.refuse_unusable_beforehand(self.setup)
         before = status.first_samples
         with session.locked():
             self.print_info()
@@ -359,6 +361,7 @@ class Trainer:
         for name, one in found.items():
             self.register_for_checkpointing(f"attribute.{name}", one)
 
+    @tells_unknown_keywords
     def evaluate(
         self, eval_dataset: Any = None, hooks_set: HookSet | None = None, *, target_data_split_name: str | None = None
     ) -> dict[str, float]:
@@ -370,10 +373,12 @@ class Trainer:
         asked = eval_dataset if target_data_split_name is None else target_data_split_name
         return self.parts.evaluator.evaluate(asked, hooks_set)
 
+    @tells_unknown_keywords
     def predict(self, dataset: Any = None, path: str | os.PathLike[str] | None = None) -> list[Any] | Path:
         """Return the prediction for each sample in order; with a path, write them there as JSON lines or Parquet."""
         return self.parts.evaluator.predict(dataset, path)
 
+    @tells_unknown_keywords
     def finetune(self, target_data_split_name: str = "train", hooks_set: HookSet | None = None) -> RoutineResult:
         """Train for `finetune_steps` with an optimizer of its own; counters, folder and train optimizer stay."""
         parts, data = self.parts, self.splits.named(target_data_split_name)
@@ -514,7 +519,10 @@ class Trainer:
         return self.data.open(self.config, dataset)
 
     def create_eval_dataloader(self, dataset: Any) -> Source | DataLoader[Any]:
-        """Return where evaluation batches come from, in order; an override may return any DataLoader."""
+        """Return where evaluation batches come from, in order; an override may return any DataLoader.
+
+        Called for each set by each evaluation; an override also once when `train()` begins, so that it fails early.
+        """
         return self.data.open(self.config, dataset, training=False)
 
     def register_hooks(self, hooks: Iterable[Hook | None]) -> None:
@@ -693,6 +701,7 @@ class Trainer:
             self._show(self.parts)
             raise
 
+    @tells_unknown_keywords
     def save(
         self,
         path: str | os.PathLike[str],
@@ -740,6 +749,7 @@ class Trainer:
         )  # fmt: skip
         return Path(path)
 
+    @tells_unknown_keywords
     def push_to_hub(
         self,
         repo_id: str | None = None,

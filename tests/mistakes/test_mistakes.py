@@ -124,7 +124,11 @@ USES = [
     (["train", "tiny", "--batch-size", "3"], 2, r"No such option '--batch-size'.*batch_size=VALUE"),
     (["find-lr", "tiny", "--num-steps", "1"], 2, r"1 is not in the range x>=2"),
     (["config", "explain", "learningrate"], 2, r"'learningrate' is not a field\. Did you mean 'learning_rate'\?"),
-    (["config", "validate", "nothing.yaml"], 2, r"nothing\.yaml: there is no such file"),
+    (
+        ["config", "validate", "nothing.yaml"],
+        2,
+        r"nothing\.yaml: there is no such file\. Name a config file that is there",
+    ),
     (["runs", "nowhere"], 2, r"there is no folder nowhere\. Name the one"),
     (["report", "nowhere"], 2, r"nowhere is not the folder of a run.*Name the output_dir of a run"),
     (["nosuchcommand"], 2, r"No such command 'nosuchcommand'"),

@@ -217,7 +217,7 @@ class TestPrintInfo:
         toy(num_epochs=1).train()
         capsys.readouterr()
         toy(num_epochs=2, resume_from_checkpoint=True).print_info()
-        assert "step 5, epoch 1" in capsys.readouterr().out
+        assert "epoch 2, after step 5" in capsys.readouterr().out  # the next step is the second epoch's
 
 
 class TestHezarFormat:
