@@ -130,7 +130,9 @@ def _refuse_impossible(config: TrainerConfig, asked: torch.device | None) -> Non
 
 
 def _is_on_cpu(config: TrainerConfig, asked: torch.device | None) -> bool:
-    return config.use_cpu or (asked is not None and asked.type == "cpu") or not torch.accelerator.is_available()
+    if config.use_cpu or (asked is not None and asked.type == "cpu") or not torch.accelerator.is_available():
+        return True
+    return asked is None and os.environ.get(DEVICE_VARIABLE) == "cpu"  # a worker of Ray's that was given no GPU
 
 
 def _new_accelerator(config: TrainerConfig, asked: torch.device | None) -> Accelerator:

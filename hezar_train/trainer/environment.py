@@ -29,6 +29,7 @@ __all__ = ["changed_ground", "describe_data", "record_environment", "threads_bef
 
 MOST_HASHED_BYTES = 1 << 30  # a second or so
 MOST_SHOWN = 80  # characters of what a record says
+RAY_WORKER = ("ray", "_private", "workers", "default_worker.py")
 PACKAGES = ("hezar-train", "torch", "accelerate", "safetensors", "numpy", "transformers", "datasets", "hezar")
 
 
@@ -84,8 +85,13 @@ def changed_ground(run_folder: Path, device: str, num_processes: int, precision:
 
 
 def command_line(arguments: list[str]) -> str:
-    """Return a command as it can be typed again, without secrets and without the folder of its program."""
+    """Return a command as it can be typed again, without secrets and without the folder of its program.
+
+    A worker of Ray's has none: Ray starts it, with addresses of its hosts for arguments.
+    """
     program, *rest = arguments or [""]
+    if Path(program).parts[-len(RAY_WORKER) :] == RAY_WORKER:
+        return ""
     name = Path(program).name
     if name == "__main__.py":  # started as `python -m package`
         name = f"python -m {Path(program).parent.name}"

@@ -121,6 +121,14 @@ class TestPrecision:
         with pytest.raises(ConfigError, match="'fp16' needs an accelerator"):
             build_runtime(config(mixed_precision="fp16"))
 
+    def test_half_precision_is_refused_where_ray_gave_a_worker_no_gpu_of_a_machine_that_has_some(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
+        with pytest.raises(ConfigError, match="'fp16' needs an accelerator, and this run is on the CPU"):
+            build_runtime(config(mixed_precision="fp16"))
+
     def test_one_process_may_have_two_runtimes_of_different_precision(self) -> None:
         half = build_runtime(config(mixed_precision="bf16", use_cpu=True))
         full = build_runtime(config(use_cpu=True))

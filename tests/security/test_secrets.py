@@ -220,6 +220,11 @@ def test_the_command_of_a_run_is_kept_without_the_secrets_that_were_typed(monkey
     )
 
 
+def test_no_host_is_kept_of_what_ray_starts_its_workers_with() -> None:
+    worker = "/venv/lib/python3.11/site-packages/ray/_private/workers/default_worker.py"
+    assert command_line([worker, "--node-ip-address=192.0.2.7", "--redis-password=pw"]) == ""
+
+
 def test_a_name_or_a_message_with_a_secret_is_not_pushed() -> None:
     with pytest.raises(HubError, match="the name of a file holds") as caught:
         refuse_secrets({f"train/{TOKEN}.json": b""})
