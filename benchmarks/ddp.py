@@ -34,6 +34,10 @@ WARM_UPDATES = 8
 STRETCH = 4
 LOG_STEPS = 50
 LIMIT = 1.05
+LONGEST_SECONDS = 180.0
+"""For one contestant to train; who is not done by then hangs, and is ended and named."""
+
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,6 @@ def run_bare(workload: str, accumulation: int, tick: Callable[[], None]) -> None
             tick()
         if step % LOG_STEPS == 0 and dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.4f}")
-    dist.destroy_process_group()
 
 
 def run_accelerate(workload: str, accumulation: int, tick: Callable[[], None]) -> None:
@@ -134,7 +137,6 @@ def run_accelerate(workload: str, accumulation: int, tick: Callable[[], None]) -
             tick()
         if step % LOG_STEPS == 0:
             accelerator.print(f"step {step} loss {loss.item():.4f}")
-    accelerator.end_training()
 
 
 def run_trainer(workload: str, accumulation: int, tick: Callable[[], None]) -> None:
@@ -173,6 +175,21 @@ def run_child(contestant: str, workload: str, accumulation: int, report: Path) -
     CONTESTANTS[contestant](workload, accumulation, lambda: stamps.append(time.perf_counter()))
     if os.environ["RANK"] == "0":
         report.write_text(json.dumps(stamps), encoding="utf-8")
+    leave()
+
+
+def leave() -> None:
+    """Let go of the group together, and of what gloo holds, before Python ends.
+
+    A plain `destroy_process_group()` or `accelerator.end_training()`, while DDP still holds the group, hangs or aborts
+    now and then: the group ends with DDP, which waits, with Python's lock, for threads that need it.
+    """
+    import torch.distributed as dist
+
+    from hezar_train.runtime.group import leave_group
+
+    dist.barrier()  # nobody leaves who has still to send something
+    leave_group()
 
 
 @contextlib.contextmanager
@@ -201,6 +218,17 @@ def started(command: list[str], folder: Path) -> Iterator[list[subprocess.Popen[
             process.wait()
 
 
+def ends_of(running: list[subprocess.Popen[str]]) -> list[int | None]:
+    """Return the exit codes once all have ended, one has failed, or the time is over; None of who has not ended."""
+    until = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < until:
+        codes = [process.poll() for process in running]
+        if None not in codes or any(codes):
+            break
+        time.sleep(POLL_SECONDS)
+    return [process.poll() for process in running]
+
+
 def measure(contestant: str, workload: str, accumulation: int) -> float:
     """Run one contestant in fresh processes; return the seconds of an update in its best stretch."""
     with tempfile.TemporaryDirectory() as name:
@@ -208,10 +236,13 @@ def measure(contestant: str, workload: str, accumulation: int) -> float:
         report = folder / "report.json"
         command = [sys.executable, __file__, workload, "--accumulation", str(accumulation), "--child", contestant]
         with started([*command, "--report", str(report)], folder) as running:
-            codes = [process.wait(timeout=600) for process in running]
-        if any(codes) or not report.exists():
+            codes = ends_of(running)
+        if codes != [0] * NUM_PROCESSES or not report.exists():
             shown = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("*.txt")))
-            sys.exit(f"{contestant} did not finish {workload!r} (exit codes {codes}). It showed:\n{shown}")
+            sys.exit(
+                f"{contestant} did not finish {workload!r}, accumulation {accumulation}: exit codes {codes} (None: it "
+                f"was ended after {LONGEST_SECONDS:.0f} s, or because the other had failed). It showed:\n{shown}"
+            )
         stamps = json.loads(report.read_text(encoding="utf-8"))[WARM_UPDATES - 1 :]
     return float(min(last - first for first, last in zip(stamps, stamps[STRETCH:], strict=False)) / STRETCH)
 

@@ -18,6 +18,7 @@ the last bucket, which cannot be sent before the end of the backward anyway, and
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -47,7 +48,8 @@ class GradientExchange:
         last = self._ordered[-1]
         kind = last.dtype if last.dtype.is_floating_point and last.element_size() > 1 else torch.float32
         self._marks = nn.Parameter(torch.zeros(2, len(self.trained), dtype=kind, device=last.device))
-        self._marks.register_hook(self._send_rest)  # type: ignore[no-untyped-call]
+        send_rest = weakref.WeakMethod(self._send_rest)  # else torch's hook would hold this, buckets and all, for ever
+        self._marks.register_hook(lambda marks: _call_weak(send_rest, marks))  # type: ignore[no-untyped-call]
         self._usual = torch.stack([torch.ones_like(self._marks[0]), torch.zeros_like(self._marks[1])]).detach()
         self._rest: list[int] = []
         self._places = [0] * len(self.trained)
@@ -60,6 +62,7 @@ class GradientExchange:
             self._reducer = self._ddp.reducer
             self._reducer._push_all_rebuilt_params()
             self._reducer._rebuild_buckets()
+        _outlive(self._ddp)
         if compression is not None:
             self._ddp.register_comm_hook(None, _compressing(compression))
 
@@ -143,6 +146,21 @@ def gradient_to_keep(parameter: Tensor) -> Tensor | None:
     """Return a gradient that stays as it is: the memory of one that was exchanged is that of the next exchange."""
     gradient = parameter.grad
     return gradient.clone() if gradient is not None and dist.is_initialized() else gradient
+
+
+def _call_weak(method: weakref.WeakMethod[Any], marks: Tensor) -> None:
+    if (found := method()) is not None:
+        found(marks)
+
+
+def _outlive(ddp: DistributedDataParallel) -> None:
+    """Hold the process group until all of DDP is gone, which must not be the last to let go of it.
+
+    DDP's destructors keep Python's lock, and that of the group waits for threads, which need the lock as long as they
+    hold a tensor: a group that was destroyed before its DDP ends in a deadlock. Python's own reference goes without it.
+    """
+    for holder in (ddp.reducer, ddp.logger):
+        weakref.finalize(holder, lambda _: None, ddp.process_group).atexit = False
 
 
 def _compressing(name: str) -> Callable[..., Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -497,3 +499,18 @@ def test_gradients_that_were_exchanged_outlast_another_training_in_between(tmp_p
         return all(map(torch.equal, before, (one.grad for one in trainer.model.parameters())))
 
     assert on_ranks(2, work) == [True, True]
+
+
+def test_an_exchange_that_is_dropped_is_freed_with_its_buckets(tmp_path: Path) -> None:
+    def is_freed() -> list[bool]:
+        trainer = trainer_of(Wide, tmp_path, num_epochs=1)
+        trainer.train()
+        given = list(nn.Linear(3, 2).parameters())
+        exchanges = [GradientExchange(given), GradientExchange(given)]
+        exchanges[1].close()
+        seen = [weakref.ref(kept) for one in exchanges for kept in (one, one._reducer)]
+        exchanges.clear()
+        gc.collect()
+        return [one() is None for one in seen]
+
+    assert on_ranks(2, is_freed) == [[True] * 4] * 2
