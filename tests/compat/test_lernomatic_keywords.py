@@ -360,6 +360,15 @@ class TestMethods:
         trainer.train()
         assert (trainer.state.samples_seen, trainer.loss_iter) == (20, 6)
 
+    def test_a_loader_that_is_not_made_there_is_none(self, build: Build) -> None:
+        class TrainAlone(Own):
+            def _init_dataloaders(self) -> None:
+                self.train_loader = DataLoader(samples(10), batch_size=self.batch_size)
+
+        trainer = build(TrainAlone)
+        trainer.train()
+        assert (trainer.val_loader, trainer.test_loader, trainer.loss_iter) == (None, None, 6)
+
     def test_validation_is_read_from_the_histories_that_it_writes(self, build: Build) -> None:
         class Val(Own):
             def val_epoch(self) -> None:

@@ -171,6 +171,7 @@ class Trainer(ConfigTrainer, metaclass=Built):
             return
         given = _model_alone(type(self).__name__, args, kwargs)
         self._take_keywords(given, kwargs)
+        self.train_loader = self.val_loader = self.test_loader = None  # an own _init_dataloaders may set some of them
         self._init_device()
         self._init_optimizer()
         self._init_dataloaders()
