@@ -75,7 +75,10 @@ def test_a_keyword_has_the_default_that_is_printed_and_becomes_an_attribute(name
 
 def test_a_batch_size_of_the_evaluation_of_nought_is_that_of_the_training() -> None:
     assert Trainer(nn.Linear(4, 3), batch_size=7, test_batch_size=0).val_batch_size == 7
-    assert Trainer(nn.Linear(4, 3), batch_size=7, test_batch_size=3).val_batch_size == 3
+    trainer = Trainer(nn.Linear(4, 3), batch_size=7, test_batch_size=3)
+    assert (trainer.val_batch_size, trainer.test_batch_size) == (3, 3)
+    trainer.test_batch_size = 5
+    assert trainer.val_batch_size == 5
 
 
 def test_the_methods_of_the_constructor_are_called_as_they_are_printed() -> None:

@@ -202,6 +202,15 @@ class Trainer(ConfigTrainer, metaclass=Built):
         self.cur_epoch = self.start_epoch = self.epochs_done = 0
         self.val_batch_size = self.val_batch_size or self.batch_size
 
+    @property
+    def test_batch_size(self) -> int:
+        """The name that `val_batch_size` had in lernomatic before."""
+        return self.val_batch_size
+
+    @test_batch_size.setter
+    def test_batch_size(self, value: int) -> None:
+        self.val_batch_size = value
+
     def _settle_saving(self) -> None:
         own_values(self)["saves_each_epoch"] = self.save_every < 0
         self.best_acc = 0.0
