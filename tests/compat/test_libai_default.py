@@ -676,6 +676,33 @@ class TestAlone:
         assert all(map(torch.equal, model.parameters(), twin.parameters()))
         assert len(trainer.storage.history("total_loss").values()) == 4
 
+    def test_an_eager_trainer_does_not_clip_gradients_that_are_not_finite(self) -> None:
+        model = Classifier()
+        optimizer = torch.optim.SGD(get_default_optimizer_params(model, 0.1, None, None, None, 1.0, 2.0))
+        before = [one.detach().clone() for one in model.parameters()]
+        data = [{"images": torch.full((4, 4), torch.inf), "labels": torch.zeros(4, dtype=torch.long)}]
+        with pytest.raises(RuntimeError, match="non-finite"):
+            EagerTrainer(model, data, optimizer).train(0, 1)
+        assert all(map(torch.equal, model.parameters(), before))
+
+    @pytest.mark.parametrize(("sizes", "told"), [([1, 1, 1], 0.2), ([1, 1, 2], 0.3), ([2, 1, 2], 0.1)])
+    def test_the_rate_of_the_largest_group_is_put_or_the_commonest_where_each_has_one_parameter(
+        self, sizes: list[int], told: float
+    ) -> None:
+        rates = [0.1, 0.2, 0.2] if sizes == [1, 1, 1] else [0.1, 0.2, 0.3]
+        groups = [
+            {"params": [torch.nn.Parameter(torch.zeros(1)) for _ in range(size)], "lr": rate}
+            for size, rate in zip(sizes, rates, strict=True)
+        ]
+        trainer = EagerTrainer(Classifier(), batches(1), torch.optim.SGD(groups))
+        trainer.register_hooks([hooks.LRScheduler()])
+        trainer.train(0, 1)
+        assert [rate for rate, _ in trainer.storage.history("lr").values()] == [told]
+
+
+def batches(count: int) -> list[dict[str, torch.Tensor]]:
+    return [{"images": torch.randn(4, 4), "labels": torch.randint(2, (4,))} for _ in range(count)]
+
 
 @pytest.mark.slow
 def test_with_a_graph_an_iteration_is_a_whole_batch_and_the_model_is_compiled(tmp_path: Path) -> None:

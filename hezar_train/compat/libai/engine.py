@@ -201,7 +201,7 @@ class EagerTrainer(TrainerBase):
         self._backward(sum_of_losses(loss_dict))
         self.write_metrics(loss_dict, data_time)
         if (self.iter + 1) % self.grad_acc_steps == 0:
-            getattr(self.optimizer, "clip_grad", functools.partial(clip_groups, self.optimizer))()
+            getattr(self.optimizer, "clip_grad", functools.partial(clip_groups, self.optimizer, True))()
             self.optimizer.step()
             self.optimizer.zero_grad()
 

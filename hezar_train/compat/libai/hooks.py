@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
@@ -138,8 +139,7 @@ class LRScheduler(HookBase):
         self._optimizer, self._scheduler = optimizer, scheduler
 
     def before_train(self) -> None:
-        sizes = [len(group["params"]) for group in self._rates_of().param_groups]
-        self._group = sizes.index(max(sizes))
+        self._group = _telling_group(self._rates_of().param_groups)
         if self._is_own and self._loop_ticks and self.trainer.lr_scheduler is not None:
             raise HookError(
                 "LRScheduler was given a scheduler, and the trainer ticks one of its own over the same rates. Leave "
@@ -189,6 +189,15 @@ class LRScheduler(HookBase):
             schedule.tick_rate()
         elif scheduler is not None:
             scheduler.step()
+
+
+def _telling_group(groups: list[dict[str, Any]]) -> int:
+    """Return the group whose rate is put: the largest; where each has one parameter, one of the commonest rate."""
+    sizes = [len(group["params"]) for group in groups]
+    if max(sizes) > 1:
+        return sizes.index(max(sizes))
+    rates = [float(group["lr"]) for group in groups]
+    return rates.index(Counter(rates).most_common()[0][0])
 
 
 class PeriodicCheckpointer(HookBase):

@@ -84,9 +84,12 @@ def _trainable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
     return list(found.values())
 
 
-def clip_groups(optimizer: Optimizer) -> None:
-    """Limit the gradients of each group that has a `clip_grad_max_norm`, by the norm of that group alone."""
+def clip_groups(optimizer: Optimizer, error_if_nonfinite: bool = False) -> None:
+    """Limit the gradients of each group that has a `clip_grad_max_norm`, by the norm of that group alone.
+
+    With `error_if_nonfinite` a norm that is not finite raises, as in OneFlow; a run has a guard that looks before.
+    """
     for group in optimizer.param_groups:
         if group.get("clip_grad_max_norm") is not None:
             kind = group.get("clip_grad_norm_type", 2.0)
-            torch.nn.utils.clip_grad_norm_(group["params"], group["clip_grad_max_norm"], kind)
+            torch.nn.utils.clip_grad_norm_(group["params"], group["clip_grad_max_norm"], kind, error_if_nonfinite)
