@@ -205,7 +205,7 @@ class Trainer(ConfigTrainer, metaclass=Built):
     @property
     def test_batch_size(self) -> int:
         """The name that `val_batch_size` had in lernomatic before."""
-        return self.val_batch_size
+        return int(self.val_batch_size)
 
     @test_batch_size.setter
     def test_batch_size(self, value: int) -> None:
