@@ -291,7 +291,8 @@ def _canonical(name: str) -> str:
 def _stated() -> list[tuple[str, str, str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = project["dependencies"] + [line for extra in project["optional-dependencies"].values() for line in extra]
-    matches = [re.fullmatch(r"([\w.-]+)(>=|==)([\d.]+)", line) for line in lines if not line.startswith("hezar-train[")]
+    others = [line for line in lines if not line.startswith("hezar-train[")]
+    matches = [re.fullmatch(r"([\w.-]+)(?:\[\w+\])?(>=|==)([\d.]+)", line) for line in others]
     assert all(matches), "a requirement is a name with the version that was run"
     return sorted({match.groups() for match in matches if match})  # type: ignore[misc]
 
