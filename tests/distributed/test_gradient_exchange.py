@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from hezar_train import Hook, Trainer, TrainerConfig
 from hezar_train.errors import ConfigError, HezarTrainError
 from hezar_train.federated import SAM
+from hezar_train.runtime import processes
 from hezar_train.runtime.gradient_exchange import GradientExchange
 
 NUM_SAMPLES, WIDTH = 49, 400
@@ -343,29 +345,29 @@ class CountMessages(Hook):
     """Note what the package itself sends in each update."""
 
     def __init__(self) -> None:
-        self.sizes: list[list[int]] = []
+        self.sizes: list[list[tuple[str, int]]] = []
 
     def on_fit_start(self, _: Any) -> None:
         for name in COLLECTIVES:
-            setattr(dist, name, self._counted(getattr(dist, name)))
+            setattr(dist, name, self._counted(name, getattr(dist, name)))
 
     def on_batch_start(self, ctx: Any) -> None:
         if ctx.batch_in_window == 0:
             self.sizes.append([])
 
-    def _counted(self, send: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, name: str, send: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any, **named: Any) -> Any:
             tensors = [one for one in given if isinstance(one, torch.Tensor)]
             if self.sizes:
-                self.sizes[-1].append(sum(one.nbytes for one in tensors))
+                self.sizes[-1].append((name, sum(one.nbytes for one in tensors)))
             return send(*given, **named)
 
         return counted
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_an_update_sends_two_small_messages_of_ours(accumulation: int, tmp_path: Path) -> None:
-    def sizes() -> list[list[int]]:
+def test_an_update_sends_two_small_messages_of_ours_in_one_round_each(accumulation: int, tmp_path: Path) -> None:
+    def sizes() -> list[list[tuple[str, int]]]:
         counting = CountMessages()
         changes = {"global_batch_size": None, "gradient_accumulation_steps": accumulation, "save_enabled": False}
         train(Wide, tmp_path, hooks=[counting], num_epochs=1, **changes)
@@ -374,8 +376,26 @@ def test_an_update_sends_two_small_messages_of_ours(accumulation: int, tmp_path:
     for one in on_ranks(2, sizes):
         assert len(one) > 3
         for messages in one[1:-1]:  # in the first DDP is made; after the last the epoch ends
-            assert len(messages) == 2
-            assert max(messages) <= 64
+            assert [name for name, _ in messages] == ["all_gather"] * 2  # gloo's all_reduce takes two rounds
+            assert max(size for _, size in messages) <= 64
+
+
+def test_a_sum_has_the_same_bits_on_all_processes_and_is_the_one_of_many_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def sums() -> list[list[float]]:
+        runtime = trainer_of(Net, tmp_path).runtime
+        rank = runtime.rank
+        given = [0.1 * (rank + 1), 2.0**53 * (rank - 1), math.inf if rank == 1 else 1.0, torch.tensor(1.0 / (rank + 3))]
+        found = [runtime.processes.sum(given)]
+        monkeypatch.setattr(processes, "FEW", 1)
+        return [*found, runtime.processes.sum(given)]
+
+    told = on_ranks(3, sums)
+    gathered, reduced = told[0]
+    assert told == [[gathered, reduced]] * 3
+    assert gathered == pytest.approx([0.6, 0.0, math.inf, 47 / 60], rel=1e-7)
+    assert reduced == pytest.approx(gathered, rel=1e-15)
 
 
 class Noise(Hook):
