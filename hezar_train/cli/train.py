@@ -44,7 +44,7 @@ __all__ = [
     "train",
 ]
 
-CHECKED = "--trust"  # for the processes that the launcher starts: what it names was checked by the launcher itself
+TRUST = "--trust"
 FAST_DEV_RUN = ("max_steps=20", "eval_steps=10", "log_steps=1")
 
 MOST_PROCESSES_A_CORE = 16
@@ -93,7 +93,7 @@ def train(
             apart = (f"output_dir={place}", "resume_from_checkpoint=false", "push_to_hub=false")
             overrides = (*FAST_DEV_RUN, *overrides, *apart)
             loaded = load_target(recipe, overrides, trust=trust)
-    _run(loaded, ["train", CHECKED, "--", recipe, *overrides], num_processes, max_restarts)
+    _run(loaded, ["train", *_word(trust), "--", recipe, *overrides], num_processes, max_restarts)
 
 
 @click.command("resume", short_help="Go on with a run, from its folder alone.")
@@ -141,7 +141,7 @@ def resume(
     if _is_first_start():
         refuse_without_checkpoint(loaded)
     place = [] if recipe is None else ["--recipe", recipe]
-    _run(loaded, ["resume", CHECKED, *place, "--", run, *overrides], num_processes, max_restarts)
+    _run(loaded, ["resume", *_word(trust), *place, "--", run, *overrides], num_processes, max_restarts)
 
 
 @click.command("reproduce", short_help="Run a pushed run again, with a recipe of this machine.")
@@ -170,6 +170,11 @@ def reproduce(
         loaded = recipe_of_hash(found.sha256, {**found.fields, **output}, found.options, overrides, recipe)
     place = [] if recipe is None else ["--recipe", recipe]
     _run(loaded, ["reproduce", *place, "--", address, *overrides], num_processes, max_restarts)
+
+
+def _word(trust: bool) -> list[str]:
+    """Return what the launcher's processes are told of trust: what the user said, for each of them looks anew."""
+    return [TRUST] if trust else []
 
 
 def _run(loaded: LoadedRecipe, arguments: Sequence[str], num_processes: int | None, max_restarts: int | None) -> None:

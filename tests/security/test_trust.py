@@ -8,6 +8,8 @@ import os
 import py_compile
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,27 @@ def test_a_recipe_of_ones_own_that_has_changed_is_refused_for_a_look_too(invoke:
     assert "so it is not what these weights were trained with" in refused.stderr
     assert not Path("changed").exists()
     assert invoke(*COMMANDS[command], "--trust", input="1 2\n").exit_code == 0
+
+
+def test_no_process_of_a_launcher_trusts_more_than_the_user_said(tmp_path: Path, gift: Path, invoke: Invoke) -> None:
+    helped = f"import sys\nsys.path.insert(0, __file__.rpartition('/')[0])\nimport helper\n{RECIPE}"
+    mine, planted = tmp_path / "recipes/sums", tmp_path / "gift/sums"
+    planted.mkdir(parents=True)
+    for folder, help_of in ((mine, "mine"), (planted, "planted")):
+        (folder / "config.yaml").write_text(CONFIG)
+        (folder / "recipe.py").write_text(helped)
+        (folder / "helper.py").write_text(f"from pathlib import Path\nPath({help_of!r}).touch()\n")
+    remember(load_recipe("sums"))
+    record = json.loads((gift / "recipe.json").read_text())
+    source = hashlib.sha256(helped.encode()).hexdigest()  # what both have in common: runs were once recorded with it
+    (gift / "recipe.json").write_text(json.dumps({**record, "path": "sums", "sha256": source, "parts": None}))
+    run = shutil.move(gift, tmp_path / "gift/run")
+    command = [sys.executable, "-m", "hezar_train", "resume", run, "num_epochs=2", "--num-processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert not Path("planted").exists(), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert Path("mine").exists()
+    assert invoke("evaluate", str(run)).exit_code == 0  # as in one process
 
 
 OLD_HASH = "the recipe's hash when it was mine"
