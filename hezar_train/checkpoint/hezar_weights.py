@@ -2,15 +2,19 @@
 
 Two walls, each enough by itself: every opcode of the pickle is looked at before it is loaded, and only those that name
 tensors and their containers pass; then `torch.load(weights_only=True)` reads it. The archive must be what `torch.save`
-writes: entries that are not compressed and no larger together than the file, and a small pickle.
+writes: entries that are not compressed and no larger together than the file, a directory that every reader of such
+archives finds in the same place, and a small pickle. What the pickle makes is counted before it is made: a value that
+is remembered and used twice, again and again, is soon more than any memory holds.
 """
 
 from __future__ import annotations
 
 import pickle
 import pickletools
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,8 @@ __all__ = ["HEZAR_MODEL_FILE", "is_hezar_weights", "read_hezar_weights"]
 
 HEZAR_MODEL_FILE = "model.pt"
 MOST_PICKLE_BYTES = 64 << 20  # a hundred thousand names need a tenth of it
+MOST_VALUES = 1_000_000
+"""Opcodes, and values that come of them: some forty for each tensor."""
 PICKLE_ENTRY = "data.pkl"
 STORAGES = frozenset(
     f"torch {kind}Storage"
@@ -38,7 +44,12 @@ DAMAGED = (
     AssertionError,
 )  # fmt: skip
 """What `torch.load` raises of a pickle that names nothing but tensors and puts them together otherwise."""
-REFUSED_OPCODES = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"})
+REFUSED_OPCODES = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "DUP"})
+FETCHING = frozenset({"GET", "BINGET", "LONG_BINGET"})
+REMEMBERING = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
+CHANGING = frozenset({"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"})
+END, END_64, PLACE_64 = (struct.Struct(form) for form in ("<4s4H2LH", "<4sQ2H2L4Q", "<4sLQL"))
+"""The last of a zip archive: its end, and before it what torch adds for large ones and where that is."""
 
 
 def is_hezar_weights(path: Path) -> bool:
@@ -57,9 +68,9 @@ def read_hezar_weights(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DAMAGED as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-    tensors = {str(name): value for name, value in found.items() if _is_plain(value)} if _is_named(found) else {}
+    tensors = {name: value for name, value in found.items() if _is_plain(name, value)} if _is_named(found) else {}
     for name, tensor in tensors.items():
-        refuse_odd_bools(name, tensor)
+        refuse_odd_bools(name, _stored(tensor))
     if not tensors:
         raise CheckpointError(f"{path} holds no weights by name; expected what hezar's model.save() writes")
     return tensors
@@ -75,28 +86,116 @@ def _problem(path: Path) -> str | None:
                 return "is compressed"
             if sum(entry.file_size for entry in entries) > path.stat().st_size:
                 return "claims to hold more than it has bytes"
+            if not _ends_as_written(path):
+                return "has a directory that not every reader would find"
             if len(pickles) != 1 or pickles[0].file_size > MOST_PICKLE_BYTES:
                 return "has no pickle of names of a size that weights have"
             return next(_strange(archive.read(pickles[0])), None)
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError):
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError, struct.error):
         return "is no archive of torch.save()"
 
 
 def _strange(content: bytes) -> Iterator[str]:
     """Yield what a pickle names beside tensors and their containers; it is looked through, never run."""
+    made = _Made()
     try:
-        for opcode, argument, _ in pickletools.genops(content):
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
             if opcode.name in REFUSED_OPCODES:
                 yield f"holds an object of its own ({opcode.name})"
             if opcode.name == "GLOBAL" and argument not in NAMES_OF_TENSORS:
                 yield f"names {str(argument).replace(' ', '.')!r}, which is no tensor"
+            made.follow(opcode, argument)
+            if number > MOST_VALUES or made.most > MOST_VALUES:
+                yield "makes more values than weights have"
     except (ValueError, UnicodeDecodeError) as error:
         yield f"has a pickle that cannot be read ({error})"
+    except LookupError:
+        yield "is damaged: its pickle takes what is not there"
+
+
+@dataclass(eq=False, slots=True)
+class _Counted:
+    """A value that a pickle makes: of how many it consists, and whether it stands in several places."""
+
+    size: int = 1
+    is_shared: bool = False
+
+
+class _Made:
+    """Follow the opcodes of a pickle with sizes in place of values."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._stack: list[_Counted | None] = []  # None is a mark
+        self._memory: dict[int, _Counted] = {}
+
+    def follow(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
+        """Do what an opcode does; a LookupError if there is not what it takes."""
+        if opcode.name in FETCHING:
+            self._memory[int(argument)].is_shared = True
+            self._stack.append(self._memory[int(argument)])
+        elif opcode.name in REMEMBERING:
+            if (top := self._stack[-1]) is None:
+                raise ValueError("a mark is no value")
+            self._memory[len(self._memory) if argument is None else int(argument)] = top
+        elif opcode.name == "MARK":
+            self._stack.append(None)
+        else:
+            self._make(opcode)
+
+    def _make(self, opcode: pickletools.OpcodeInfo) -> None:
+        taken = self._taken(opcode.stack_before) if opcode.stack_before else []
+        size = 1 + sum([one.size for one in taken])
+        if opcode.name in CHANGING:
+            target = taken[0]
+            if target.is_shared:  # it may hold itself, and what holds it has been counted
+                raise ValueError("a value changes after it was used")
+            target.size = size
+            self._stack.append(target)
+        elif opcode.stack_after:
+            self._stack.append(_Counted(size))
+        self.most = max(self.most, size)
+
+    def _taken(self, wanted: list[Any]) -> list[_Counted]:
+        """Take off the stack what an opcode takes: so many values, down to a mark if it takes all of those above."""
+        found: list[_Counted | None] = []
+        if pickletools.markobject in wanted:
+            while (one := self._stack.pop()) is not None:
+                found.append(one)
+            wanted = wanted[: wanted.index(pickletools.markobject)]
+        found += [self._stack.pop() for _ in wanted]
+        if not all(found):
+            raise ValueError("a mark is no value")
+        return [one for one in reversed(found) if one is not None]
+
+
+def _ends_as_written(path: Path) -> bool:
+    """Tell whether an archive ends with its directory and nothing behind, as torch writes it.
+
+    Readers look for the directory in two ways, and are led to two by a file that has both.
+    """
+    with path.open("rb") as file:
+        end = file.seek(-END.size, 2)
+        mark, *_, nbytes, start, num_comment = END.unpack(file.read(END.size))
+        file.seek(max(0, end - PLACE_64.size))
+        mark_of_place, _, place, _ = PLACE_64.unpack(file.read(PLACE_64.size))
+        if mark_of_place == b"PK\6\7":
+            end -= PLACE_64.size + END_64.size
+            file.seek(max(0, end))
+            mark_64, *_, nbytes, start = END_64.unpack(file.read(END_64.size))
+            if (mark_64, place) != (b"PK\6\6", end):
+                return False
+    return bool(mark == b"PK\5\6" and not num_comment and start + nbytes == end)
 
 
 def _is_named(found: Any) -> bool:
     return isinstance(found, Mapping)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided
+def _is_plain(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """Return the values that lie in the file, each once: a view may show one of them any number of times."""
+    return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())

@@ -8,6 +8,7 @@ import io
 import logging
 import pickle
 import random
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -167,3 +168,47 @@ def test_bools_that_are_neither_true_nor_false_are_refused(folder: Path) -> None
         read_hezar_weights(folder / "model.pt")
     with pytest.raises(CheckpointError, match="neither 0 nor 1"):
         read_file(folder / "model.pt")
+
+
+DOUBLED = b"K\x01\x85q\x00" + b"".join(b"h%c\x86q%c" % (level - 1, level) for level in range(1, 60))
+"""A tuple that holds the one before it twice, sixty times: two to the power of sixty values."""
+
+
+@pytest.mark.parametrize("content", [b"}" + DOUBLED + b"K\x01s.", DOUBLED + b"Q.", b"]q\x00h\x00a.", b"}2K\x01s."])
+def test_a_pickle_that_makes_more_than_it_holds_is_refused_at_once(folder: Path, content: bytes) -> None:
+    with zipfile.ZipFile(folder / "model.pt", "w") as archive:
+        archive.writestr("model/data.pkl", b"\x80\x02" + content)
+        archive.writestr("model/version", "3\n")
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match=r"makes more values|changes after it was used|DUP"):
+        initial_weights(network(), folder)
+    assert time.process_time() - began < 5
+
+
+def test_a_pickle_of_millions_of_opcodes_is_not_followed_to_its_end(folder: Path) -> None:
+    rewritten(folder / "model.pt", zipfile.ZIP_STORED, lambda name, content: b"\x80\x02}" + b")0" * 2_000_000 + b".")
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match="makes more values than weights have"):
+        initial_weights(network(), folder)
+    assert time.process_time() - began < 20
+
+
+def test_a_view_of_one_value_a_billion_times_costs_nothing(folder: Path) -> None:
+    masks = {f"mask{kind}": torch.zeros(1, dtype=kind).expand(1 << 40) for kind in (torch.bool, torch.float32)}
+    torch.save(masks | {"0.weight": torch.ones(1).expand(2, 3)}, folder / "model.pt")
+    target = network()
+    report = initial_weights(target, folder)
+    assert report.loaded == ["0.weight"]
+    assert torch.equal(target.state_dict()["0.weight"], torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(("before", "behind"), [(b"x" * 64, b""), (b"", b"x")])
+def test_an_archive_in_which_two_readers_find_two_directories_is_refused(
+    folder: Path, before: bytes, behind: bytes
+) -> None:
+    content = bytearray((folder / "model.pt").read_bytes())
+    if behind:
+        content[-2:] = len(behind).to_bytes(2, "little")  # of a comment
+    (folder / "model.pt").write_bytes(before + content + behind)
+    with pytest.raises(CheckpointError, match=r"a directory that not every reader would find|is no archive"):
+        read_hezar_weights(folder / "model.pt")
