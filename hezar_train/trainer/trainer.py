@@ -256,7 +256,7 @@ class Trainer:
         if given is None and only_for_eval and not any(one.requires_grad for one in self.model.parameters()):
             given = torch.optim.SGD([torch.zeros(0)])  # nothing will ever be stepped
         self.optimizer = given or self.build_optimizer()
-        self.model, self.optimizer = prepare_with_plugin(self.model, self.optimizer, self.accelerator)
+        self.model, self.optimizer = prepare_with_plugin(self.model, self.optimizer, self.runtime.accelerator)
         if not only_for_eval:
             refuse_foreign_optimizer(self.optimizer, self.model)
 

@@ -373,10 +373,16 @@ class TestHooks:
             ({"trigger": "on_batch"}, "is not a trigger"),
             ({"trigger": "on_batch_end", "insert_pos": 9}, "expected 0 to 1"),
             ({"trigger": "on_batch_end", "base_hook": "nobody"}, "no hook 'nobody'"),
-            ({"trigger": "on_batch_end", "insert_mode": "in"}, "insert_mode='in'"),
+            ({"trigger": "on_batch_end", "base_hook": "y", "insert_mode": "in"}, "insert_mode='in'"),
         ):
             with pytest.raises(HookError, match=words):
                 trainer.register_hook_in_train(named("x"), **wrong)
+
+    def test_a_mode_of_insertion_without_a_base_hook_is_read_by_nobody(self, tmp_path: Path) -> None:
+        """FederatedScope's attacks register with insert_mode=-1, and mean the end."""
+        trainer = build(tmp_path)
+        trainer.register_hook_in_train(print, "on_fit_start", insert_mode=-1)
+        assert trainer.hooks_in_train["on_fit_start"][-1] is print
 
     def test_subclasses_register_and_replace_default_hooks(self, tmp_path: Path) -> None:
         seen: list[str] = []
@@ -532,6 +538,23 @@ class TestRest:
             type("Half", (BaseTrainer,), {"train": lambda _: None})(None, None, None)
 
 
+class TestNamesOfAClass:
+    def test_an_accelerator_is_there_if_the_class_has_set_one(self, tmp_path: Path) -> None:
+        """Classes ask `hasattr(self, "accelerator")` to tell which loop of theirs to run."""
+        assert not hasattr(build(tmp_path), "accelerator")
+        mine = object()
+
+        class Own(GeneralTorchTrainer):
+            def __init__(self, *given: Any) -> None:
+                self.accelerator = mine
+                super().__init__(*given)
+
+        trainer = build(tmp_path, Own)
+        assert trainer.accelerator is mine
+        trainer.train()
+        assert torch.equal(weights(trainer), reference(1, 7))
+
+
 class TestSeveralModels:
     def test_one_after_another_each_model_trains_a_whole_round(self, tmp_path: Path) -> None:
         trainer = GeneralMultiModelTrainer(2, "sequential", net(), loaders(), "cpu", cfg(tmp_path))
@@ -565,6 +588,41 @@ class TestSeveralModels:
         trainer.train()
         assert torch.equal(weights(trainer), reference(1, 7))
         assert torch.equal(weights(base), torch.cat([v.flatten().double() for v in net().state_dict().values()]))
+
+    def test_hooks_of_a_trainer_stay_methods_of_its_class(self, tmp_path: Path) -> None:
+        class Base(GeneralTorchTrainer):
+            def __init__(self, *given: Any) -> None:
+                super().__init__(*given)
+                self.factor = [2.0]
+
+            def parse_data(self, data: Any) -> Any:
+                return super().parse_data({name: data[name] for name in ("train", "test")})
+
+            def _hook_on_batch_forward(self, ctx: Any) -> None:
+                super()._hook_on_batch_forward(ctx)
+                ctx.loss_batch = ctx.loss_batch * self.factor[0]
+
+        class OwnStart(GeneralMultiModelTrainer):
+            def _hook_on_fit_start_init(self, ctx: Any) -> None:
+                raise AssertionError("the hooks are the base trainer's")
+
+        base = build(tmp_path, Base)
+        base.ctx.criterion = lambda pred, y: torch.nn.functional.cross_entropy(pred, y) / 2
+        base.ctx.of_model = list(base.ctx.model.parameters())
+        trainer = OwnStart(2, base_trainer=base)
+        trainer.train()
+        assert torch.equal(weights(trainer), reference(1, 7))
+        assert trainer.evaluate("val") == {}
+        assert trainer.ctx.of_model[0] is next(trainer.ctx.models[0].parameters())
+        assert trainer.factor == [2.0]
+        assert trainer.factor is not base.factor
+
+    def test_models_from_a_trainer_see_the_same_batch_in_turns(self, tmp_path: Path) -> None:
+        trainer = GeneralMultiModelTrainer(2, "parallel", base_trainer=build(tmp_path))
+        trainer.train()
+        for model in trainer.ctx.models:
+            found = torch.cat([value.flatten().double() for value in model.state_dict().values()])
+            assert torch.equal(found, reference(1, 7))
 
     def test_numbers_that_do_not_fit_are_told(self, tmp_path: Path) -> None:
         class Short(GeneralMultiModelTrainer):

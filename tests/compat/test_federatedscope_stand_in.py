@@ -349,6 +349,19 @@ class TestEarlierRelease:
         assert trainer.ctx.num_samples_test == 13
 
     @pytest.mark.usefixtures("package")
+    def test_what_a_hook_assigns_outlives_the_batch(self, tmp_path: Path) -> None:
+        def keep(trainer: Any, ctx: Any) -> None:
+            batch = ctx.data_batch
+            GeneralTorchTrainer._hook_on_batch_end(trainer, ctx)
+            ctx.data_batch = batch
+
+        trainer = self.build(tmp_path, _hook_on_batch_end=keep)
+        seen: list[int] = []
+        trainer.register_hook_in_train(lambda ctx: seen.append(len(ctx.data_batch[0])), "on_fit_end")
+        trainer.train()
+        assert seen == [8]
+
+    @pytest.mark.usefixtures("package")
     def test_that_finetuning_trains_is_told(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.build(tmp_path).finetune()
         assert "version 0.1 called no hooks of on_batch_backward" in caplog.text

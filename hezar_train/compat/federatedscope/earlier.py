@@ -19,6 +19,7 @@ from typing import Any
 from hezar_train.compat.federatedscope.config import STANDS_FOR_DATA
 from hezar_train.compat.federatedscope.context import Context
 from hezar_train.federated import MetricCalculator
+from hezar_train.loop import CtxVar
 from hezar_train.runtime import logger
 
 __all__ = ["EarlierContext", "is_earlier", "metric_calculator", "tell_finetuning"]
@@ -63,7 +64,10 @@ class EarlierContext(Context):
         return super().__getitem__(self._today(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(self._today(name), value)
+        name = self._today(name)
+        if not isinstance(value, CtxVar):  # 0.1 knows no lives: what a hook assigns outlives the batch
+            dict.get(self, "lifecycles", {}).get("batch", set()).discard(name)
+        super().__setitem__(name, value)
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(self._today(str(name)))

@@ -74,7 +74,7 @@ from hezar_train.trainer.reconfigure import OF_PARTS
 from hezar_train.trainer.train_step import TrainStep
 from hezar_train.types import Mode
 
-__all__ = ["GeneralTorchTrainer", "HookLists", "use_diff"]
+__all__ = ["GeneralTorchTrainer", "HookLists", "is_data", "use_diff"]
 
 HookLists = dict[str, list[Callable[[Context], object]]]
 """The hooks of a mode: a list of functions of the context for each trigger."""
@@ -128,6 +128,8 @@ class GeneralTorchTrainer(Trainer):
     """A worker's trainer with FederatedScope's routines, hooks, context and config."""
 
     HOOK_TRIGGER = TRIGGERS
+    models_interact_mode = "sequential"
+    """How models of one trainer interact; with "parallel" they take turns on the same batch."""
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ class GeneralTorchTrainer(Trainer):
         ctx = self._own_context
         names = [name.removesuffix("_loader") for name in ctx if name.endswith("_loader")]
         names += [name.removesuffix("_data") for name in ctx if name.endswith("_data") and not name.startswith("num_")]
-        self._parsed = {name: ctx.get(name) for name in ctx if _is_data(name)}
+        self._parsed = {name: ctx.get(name) for name in ctx if is_data(name)}
         data = {}
         for name in dict.fromkeys(names):
             given = ctx.get(f"{name}_loader") if ctx.get(f"{name}_loader") is not None else ctx.get(f"{name}_data")
@@ -310,6 +312,19 @@ class GeneralTorchTrainer(Trainer):
             super().__setattr__(name, value)
 
     # --- names that FederatedScope's users know ---
+
+    @property
+    def accelerator(self) -> Any:
+        """The Accelerator that a class has made for itself, which may ask whether it has; ours is `runtime`'s."""
+        if "accelerator" not in self.__dict__:
+            raise AttributeError("this class has not set an accelerator; the trainer's is trainer.runtime.accelerator")
+        return self.__dict__["accelerator"]
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        runtime = self.__dict__.get("runtime")
+        if runtime is None or accelerator is not runtime.accelerator:
+            self.__dict__["accelerator"] = accelerator
 
     @property
     def ctx(self) -> Any:
@@ -456,7 +471,7 @@ class GeneralTorchTrainer(Trainer):
         hooks = _hooks_at(hooks_dict, trigger)
         if not callable(new_hook):
             raise HookError(f"new_hook is a {type(new_hook).__name__}; expected a function of the context, f(ctx)")
-        if insert_mode not in {"before", "after"}:
+        if base_hook is not None and insert_mode not in {"before", "after"}:  # else nobody reads it, as there
             raise HookError(f"insert_mode={insert_mode!r} is not known. Choose from: before, after.")
         if insert_pos is None and base_hook is not None:
             insert_pos = _position_of(base_hook, hooks, trigger) + (insert_mode == "after")
@@ -821,7 +836,7 @@ class GeneralTorchTrainer(Trainer):
         ctx = self.ctx
         ends_soon = ctx.lifecycles.get("batch", set())
         own = {name: value for name, value in vars(self).items() if name not in self.names_of_class}
-        kept = {name: value for name, value in ctx.items() if name not in NOT_KEPT | ends_soon and not _is_data(name)}
+        kept = {name: value for name, value in ctx.items() if name not in NOT_KEPT | ends_soon and not is_data(name)}
         return {**kept, **{f"self.{name}": value for name, value in own.items()}}
 
     def _kept_elsewhere(self) -> dict[str, Any]:
@@ -877,6 +892,8 @@ class GeneralTorchTrainer(Trainer):
 
     def _hook_on_epoch_start(self, ctx: Context) -> None:
         """Let the loader of the split begin with its first batch: the one in the context, whoever put it there."""
+        if self._is_later_turn(ctx):
+            return
         name = f"{ctx.cur_split}_loader"
         if self._is_of_hooks(ctx, name):
             ctx[name] = self._loader_of_hooks(ctx, name)
@@ -955,11 +972,17 @@ class GeneralTorchTrainer(Trainer):
 
     def _hook_on_batch_start_init(self, ctx: Context) -> None:
         """Take the next batch of the loader."""
+        if self._is_later_turn(ctx):
+            return
         loader = ctx[f"{ctx.cur_split}_loader"]
         if ctx.cur_mode in LEARNING and self._feeds and loader is not self._feeds[-1]:
             self._refuse_lost_place(ctx)
             self._feeds[-1].open(is_kept=False)  # a step with a batch of a hook's own loader
         ctx.data_batch = CtxVar(next(loader), Lifecycle.BATCH)
+
+    def _is_later_turn(self, ctx: Context) -> bool:
+        """Tell whether a model before this one has begun the epoch, or taken the batch, for all of them."""
+        return self.models_interact_mode == "parallel" and ctx.get("cur_model_idx", 0) != 0
 
     def _refuse_lost_place(self, ctx: Context) -> None:
         """Raise if a round goes on in the middle of an epoch whose loader is a hook's own."""
@@ -1249,5 +1272,6 @@ def _is_of_others(loader: Any) -> bool:
     return loader is not None and not is_known
 
 
-def _is_data(name: str) -> bool:
+def is_data(name: str) -> bool:
+    """Tell whether a name of the context is one of a split's data or loader."""
     return name.endswith(("_loader", "_data"))

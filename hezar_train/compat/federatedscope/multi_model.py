@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections import defaultdict
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import nn
 from hezar_train.checkpoint import unwrap
 from hezar_train.compat.federatedscope.builders import builder_for
 from hezar_train.compat.federatedscope.context import LEARNING, Context
-from hezar_train.compat.federatedscope.general import GeneralTorchTrainer
+from hezar_train.compat.federatedscope.general import GeneralTorchTrainer, is_data
 from hezar_train.errors import ConfigError, DataError, choices
 from hezar_train.loop import HOOK_TRIGGER as TRIGGERS
 from hezar_train.trainer.export import give_parameters, take_parameters
@@ -32,6 +31,15 @@ ROUND = "models_of_the_round"
 """Where the state keeps which models of a round are done."""
 OF_THE_BATCH = frozenset({"cur_batch_i", "data_batch"})
 """Variables of a batch that all models share."""
+
+
+MADE_ANEW = frozenset(
+    {
+        "cfg", "cur_mode", "cur_split", "data", "device", "lifecycles", "mirrored_models", "mode_stack", "model",
+        "models", "monitor", "split_stack",
+    }
+)  # fmt: skip
+"""Names of the context that are not those of the trainer that one is built from."""
 
 
 class GeneralMultiModelTrainer(GeneralTorchTrainer):
@@ -50,19 +58,19 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
             raise ConfigError(
                 f"models_interact_mode={models_interact_mode!r} is not known. Choose from: {choices(MODES)}."
             )
+        self._as_base: GeneralTorchTrainer | None = None
+        copied: dict[int, Any] = {}
         if base_trainer is not None:
             _refuse_plain(base_trainer)
-            model, data, device = (
-                copy.deepcopy(unwrap(base_trainer.ctx.model)),
-                base_trainer.ctx.data,
-                base_trainer.ctx.device,
-            )
+            self._as_base = _with_attributes_of(self, type(base_trainer))
+            model = copy.deepcopy(unwrap(base_trainer.ctx.model), copied)
+            data, device = base_trainer.ctx.data, base_trainer.ctx.device
             config, monitor = base_trainer.cfg, base_trainer.ctx.monitor
         if model is None or data is None or config is None:
             raise ConfigError("give model, data and config, or a base_trainer that has them")
         super().__init__(model, data, device, config, monitor=monitor, **others)
         if base_trainer is not None:
-            self._take_over(base_trainer)
+            self._take_over(base_trainer, copied)
         self.model_nums, self.models_interact_mode = model_nums, models_interact_mode
         self._put_away: dict[int, dict[str, Any]] = {}
         self.ctx.cur_model_idx = 0
@@ -73,18 +81,28 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
         self._refuse_other_numbers()
         self.names_of_class |= set(vars(self))
 
-    def _take_over(self, base: GeneralTorchTrainer) -> None:
-        """Take over a trainer's hooks, bound to this one, and the names that were put into its context."""
-        for mode in ("train", "eval", "ft"):
-            lists = getattr(base, f"hooks_in_{mode}")
-            rebound = {trigger: [self._rebound(hook, base) for hook in hooks] for trigger, hooks in lists.items()}
-            setattr(self, f"hooks_in_{mode}", defaultdict(list, rebound))
-        own = {name: value for name, value in base.ctx.items() if name not in self.ctx}
-        self.ctx.merge_from_dict(copy.deepcopy(own))
+    def _take_over(self, base: GeneralTorchTrainer, copied: dict[int, Any]) -> None:
+        """Take over copies of a trainer's hooks, of its own attributes, and of what was put into its context.
 
-    def _rebound(self, hook: Any, base: GeneralTorchTrainer) -> Any:
-        is_of_base = getattr(hook, "__self__", None) is base
-        return MethodType(hook.__func__, self) if is_of_base else hook
+        `copied` has what is copied already, so that whatever refers to the model refers to its copy. Hooks that are
+        the other's methods stay methods of its class, with this trainer's attributes.
+        """
+        copied |= {id(base): self._as_base, id(base.ctx): self.ctx, id(base.cfg): self.cfg}
+        for mode in ("train", "eval", "ft"):
+            lists = dict(getattr(base, f"hooks_in_{mode}"))
+            setattr(self, f"hooks_in_{mode}", defaultdict(list, copy.deepcopy(lists, copied)))
+        for name, value in vars(base).items():
+            if name not in base.names_of_class:
+                setattr(self, name, copy.deepcopy(value, copied))
+        own = {name: value for name, value in base.ctx.items() if name not in MADE_ANEW and not is_data(name)}
+        self.ctx.merge_from_dict(copy.deepcopy(own, copied))
+
+    def _setup_data_related_var_in_ctx(self, ctx: Context) -> None:
+        """Parse the data as the trainer does that this one is built from."""
+        if self._as_base is None:
+            super()._setup_data_related_var_in_ctx(ctx)
+        else:
+            self._as_base._setup_data_related_var_in_ctx(ctx)
 
     def _refuse_other_numbers(self) -> None:
         counts = {
@@ -198,19 +216,6 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
             return 0, []
         return self.state.model_index + 1, [*kept["samples"], int(self.kept_names.value("num_samples", 0))]
 
-    def _hook_on_epoch_start(self, ctx: Context) -> None:
-        """Let the loader begin; in the mode parallel once for all models."""
-        if not self._is_later_turn(ctx):
-            super()._hook_on_epoch_start(ctx)
-
-    def _hook_on_batch_start_init(self, ctx: Context) -> None:
-        """Take the next batch; in the mode parallel once for all models."""
-        if not self._is_later_turn(ctx):
-            super()._hook_on_batch_start_init(ctx)
-
-    def _is_later_turn(self, ctx: Context) -> bool:
-        return self.models_interact_mode == "parallel" and ctx.get("cur_model_idx", 0) != 0
-
     def turn_to_next(self) -> None:
         """Put away what a model has made of the batch, switch, and bring out what the next one has."""
         ctx = self.ctx
@@ -245,6 +250,13 @@ class GeneralMultiModelTrainer(GeneralTorchTrainer):
 
 def _switched(trainer: GeneralMultiModelTrainer, _: Context) -> None:
     trainer.turn_to_next()
+
+
+def _with_attributes_of(trainer: GeneralTorchTrainer, kind: type[GeneralTorchTrainer]) -> GeneralTorchTrainer:
+    """Return a trainer as another class with the same attributes, now and later: its methods may call `super()`."""
+    other = object.__new__(kind)
+    object.__setattr__(other, "__dict__", vars(trainer))
+    return other
 
 
 def _refuse_plain(base: Any) -> None:
