@@ -127,10 +127,22 @@ class Commands(click.Group):
             _leave(ctx, error)
 
 
+OTHER_WAYS = {
+    ("resume", "--checkpoint"): "It goes on from the newest; from another one: resume_from_checkpoint=FOLDER.",
+    ("train", "--checkpoint"): "To go on from a checkpoint: resume_from_checkpoint=FOLDER.",
+    ("train", "--resume"): "To go on with a run: hezar-train resume RUN.",
+    ("train", "--config"): "A config file is given in the place of the recipe: hezar-train train FILE.yaml.",
+}
+"""What options that other programs have are here, by command."""
+
+
 def _written_as_field(error: click.NoSuchOption) -> str:
     """Return how to write what was given as an option, if it is a field of the config and the command takes fields."""
     from hezar_train.config import TrainerConfig
 
+    command = "" if error.ctx is None else str(error.ctx.command.name)
+    if advice := OTHER_WAYS.get((command, error.option_name)):
+        return f" {advice}"
     name = error.option_name.lstrip("-").replace("-", "_")
     takes_fields = error.ctx is not None and any(one.name == "overrides" for one in error.ctx.command.params)
     if takes_fields and name in TrainerConfig.fields():

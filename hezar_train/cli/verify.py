@@ -77,7 +77,9 @@ def verify(run: str, contents: bool) -> None:
     """
     from hezar_train.checkpoint import CheckpointStore
     from hezar_train.recipes import run_config
+    from hezar_train.recipes.build import refuse_checkpoint
 
+    refuse_checkpoint(Path(run), takes_step=False)
     with plain_warnings():
         layout = RunLayout.of(run_config(run))
     store = CheckpointStore(layout.checkpoints)

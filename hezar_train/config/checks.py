@@ -57,11 +57,14 @@ def _rewritten(value: Any, expected: str) -> str:
         is_plain = expected == A_PATH and isinstance(value, int | float) and not isinstance(value, bool)
         return f"; write ./{value} for a path of that name" if is_plain else ""
     if expected.startswith("a list"):
-        return f"; write [{_as_entry(value)}]"
+        words = value.split()
+        entries = words if len(words) > 1 and all(re.fullmatch(r"[\w.-]+", word) for word in words) else [value]
+        return f"; write [{', '.join(map(_as_entry, entries))}]"
     if expected == "True or False":
         return "; write true or false" if value.lower() in {"yes", "no", "on", "off", "true", "false"} else ""
     if expected in {"int", "a number"} and value.strip("+-").replace("_", "")[:1].isdigit() and _is_number(value):
-        return f"; write {value} without quotes"
+        plain = value.lstrip("0") if value.isdigit() and value.strip("0") else value  # YAML reads 08 as a text
+        return f"; write {plain} without quotes" if plain == value else f"; write {plain}"
     return ""
 
 
@@ -199,7 +202,8 @@ def known_name(
     if value is None:
         return
     if not isinstance(value, str):
-        yield wrong_type(name, value, f"one of {shown}, or a dotted path such as 'package.module.Class'")
+        listed = f"one of {shown}, or a dotted path such as 'package.module.Class'"
+        yield f"{wrong_type(name, value, listed)}{_path_of(value)}"
     elif not value.strip():
         yield f"{name} must not be empty"
     elif not is_dotted_path(value) and fold(value) not in known:
@@ -215,6 +219,16 @@ def known_name(
             return
         hint = instead_of(value) or suggestion(value, shown.split(", ")) or suggestion(value, known)
         yield f"{name}={str(value)!r} is not known. Choose from: {listed}{hint}"
+
+
+def _path_of(value: Any) -> str:
+    """Say how a class, a function or an object of a class is named that was given itself."""
+    found = value if hasattr(value, "__qualname__") else type(value)
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    if module in (None, "builtins", "__main__") or "<" in name:
+        return ""
+    module = next((one for one in ("torch.nn.functional", "torch.nn", "torch.optim") if module.startswith(one)), module)
+    return f"; write '{module}.{name}'"
 
 
 def instead_of(value: str) -> str:

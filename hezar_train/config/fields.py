@@ -46,7 +46,7 @@ from hezar_train.config.names import (
     tells_unknown_fields,
 )
 from hezar_train.config.other_schedules import answer_to_dict, answer_to_name
-from hezar_train.errors import ConfigError, choices, suggestion
+from hezar_train.errors import ConfigError, choices, nearest, suggestion
 from hezar_train.types import LRSchedulerType, OptimizerType, PrecisionType, TaskType
 
 __all__ = [
@@ -614,6 +614,17 @@ def metric_config_of(metric: Any) -> Any:
     Of Hezar's only what differs from its class's defaults is taken over, so that it is what its name alone would be.
     """
     if isinstance(metric, Mapping):
+        known = {one.name for one in fields(MetricConfig)}
+        if (
+            metric.get("name")
+            and (options := {key: value for key, value in metric.items() if key not in known})
+            and not any(nearest(str(key), known) for key in options)
+        ):
+            shown = ", ".join(f"{key}: {value}" for key, value in options.items())
+            raise ConfigError(
+                f"{choices(map(repr, options))} of the metric {metric['name']!r}: its own options go together into "
+                f"'options': {{name: {metric['name']}, options: {{{shown}}}}}"
+            )
         return MetricConfig(**{str(key): value for key, value in metric.items()})
     if not _is_of_hezar(metric):
         return metric

@@ -256,6 +256,8 @@ def parse_yaml(content: str, source: Path, *, of_lines: bool = True) -> Any:
         if of_lines and (told := _left_open(error)):
             raise ConfigError(f"{source}, {told}") from error
         mark = error.problem_mark
+        if str(error.problem) == "could not find expected ':'":  # that is told of the line after it
+            mark = error.context_mark or mark
         line = f", line {mark.line + 1}" if mark else ""
         is_unreadable = of_lines and isinstance(error, UNREADABLE)
         remedy = f". {ONE_A_LINE}" if is_unreadable else ""

@@ -289,6 +289,9 @@ VALUES_OF_OTHERS: dict[str, dict[str, str]] = {
         ["fsdp", "fsdp1", "fsdp2", "full_shard", "fully_shard", "hsdp", "hybrid_shard", "zero3", "true"], "full"
     )
     | dict.fromkeys(["no", "no_shard", "ddp", "false"], "none"),
+    "mixed_precision": dict.fromkeys(["float16", "16-mixed", "16", "half", "amp"], "fp16")
+    | dict.fromkeys(["bfloat16", "bf16-mixed"], "bf16")
+    | dict.fromkeys(["fp32", "float32", "32", "32-true", "none", "off", "false"], "no"),
 }
 """Other words for a field's values, each with ours."""
 

@@ -62,9 +62,14 @@ MOST_SHOWN = 40
 TEXT_ARRAY = "a text in a NumPy array"
 SPARSE = "a sparse tensor"
 BEYOND = 1 << 63
+PICTURE = "an image of PIL"
 LARGE = "a whole number of more than 64 bits"
 REMEDIES_BY_FORM = {
     SPARSE: "Return dense tensors: tensor.to_dense().",
+    PICTURE: (
+        "Make an array of it in the dataset, of one size for all, channels first: "
+        "np.asarray(image, dtype='float32').transpose(2, 0, 1) / 255, or ToTensor() of torchvision."
+    ),
     LARGE: "Expected -2**63 to 2**63 - 1: correct it in the dataset; of what is no class, return float(value).",
     "a Decimal": "Return float(value).",
     "a Fraction": "Return float(value).",
@@ -202,9 +207,9 @@ def _form(value: Any) -> str:
         return "a text"
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
-    if type(value) is int and not -BEYOND <= value < BEYOND:
-        return LARGE
-    return "a number" if isinstance(value, int | float | np.number) else a_kind(value)
+    if isinstance(value, int | float | np.number):
+        return LARGE if type(value) is int and not -BEYOND <= value < BEYOND else "a number"
+    return PICTURE if type(value).__module__.startswith("PIL.") else a_kind(value)
 
 
 def _remedy(what: str, *forms: str) -> str:

@@ -209,8 +209,20 @@ def _recipe_of(error: BaseException) -> tuple[Any, tuple[Any, ...]] | None:
     reduced: Any = error.__reduce__()
     kind, arguments = reduced[:2]
     found = getattr(sys.modules.get(type(error).__module__), type(error).__qualname__, None)
-    is_plain = all(isinstance(each, str | int | float | None) for each in arguments)
+    arguments = tuple(
+        {name: value for name, value in each.items() if name != "__notes__"} if isinstance(each, dict) else each
+        for each in arguments
+    )
+    is_plain = all(each is type(error) or _is_plain(each) for each in arguments)
     return (kind, arguments) if found is type(error) and is_plain else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | None)
 
 
 def _own_lines(error: BaseException) -> list[str]:

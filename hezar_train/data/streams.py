@@ -140,7 +140,7 @@ def seeded_each(
     reader: Iterator[Any] | None = None
     while True:
         seed_python_numpy_torch(seed_at(position))
-        reader = iter(things) if reader is None else reader  # some draw the whole order here
+        reader = _reader_of(things) if reader is None else reader  # some draw the whole order here
         try:
             thing = next(reader)
         except StopIteration:
@@ -148,6 +148,19 @@ def seeded_each(
         size = length(thing)
         yield thing, size
         position += size
+
+
+def _reader_of(things: Iterable[Any]) -> Iterator[Any]:
+    try:
+        return iter(things)
+    except TypeError as error:
+        if "non-iterator" not in str(error):
+            raise
+        kind = type(things).__name__
+        raise DataError(
+            f"{kind}.__iter__() returned what is no iterator ({error}); expected one. Yield the samples there, or "
+            "return iter(...) of what holds them."
+        ) from error
 
 
 class SamplerSource(CursorSource):

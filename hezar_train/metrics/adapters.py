@@ -72,9 +72,9 @@ class AdaptedMetric(Metric):
         outputs = _flat(self.name, value)
         if not outputs:
             told = "None" if value is None else f"{a_kind(value)} without any number"
+            remedy = "Is a return missing?" if value is None else "Return float(value) for each."
             raise DataError(
-                f"{self.told_as} returned {told}; expected a number, or a mapping of numbers by name. "
-                "Is a return missing?"
+                f"{self.told_as} returned {told}; expected a number, or a mapping of numbers by name. {remedy}"
             )
         check_outputs(self.name, self._chosen_keys or (), outputs)
         self._computed_keys = list(outputs)

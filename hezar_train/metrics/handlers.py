@@ -22,7 +22,14 @@ from hezar_train.config import MetricConfig, metric_config_of
 from hezar_train.errors import ConfigError, DataError, a_kind, choices, suggestion
 from hezar_train.metrics.adapters import CollectedMetric
 from hezar_train.metrics.classification import share_counts
-from hezar_train.metrics.likelihood import LossIntervals, num_counted, of_classes, of_labels, of_tokens
+from hezar_train.metrics.likelihood import (
+    LossIntervals,
+    num_counted,
+    of_classes,
+    of_labels,
+    of_tokens,
+    refuse_no_tokens,
+)
 from hezar_train.metrics.metric import IGNORED_LABEL, Metric, Table, interval, shown
 from hezar_train.metrics.registry import build_metric, fits_any_task
 from hezar_train.metrics.sequence_labeling import EntityScores
@@ -474,6 +481,8 @@ class LanguageModelingHandler(TokenHandler):
         return {"causal": self._is_causal}
 
     def counted(self, labels: torch.Tensor) -> torch.Tensor:
+        if self._is_causal:
+            refuse_no_tokens(labels)
         # Labels move, not logits: these would be copied.
         return pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL) if self._is_causal else labels
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from hezar_train.errors import DataError
 from hezar_train.metrics.classification import Accuracy, class_ids
 from hezar_train.metrics.metric import IGNORED_LABEL, AdditiveMetric, Inputs, Metric, in_float64, interval
 
@@ -29,6 +30,7 @@ __all__ = [
     "of_classes",
     "of_labels",
     "of_tokens",
+    "refuse_no_tokens",
 ]
 
 SAME_LOSS = 1e-3  # relative: two computations of one loss differ by less, two losses by more
@@ -100,11 +102,22 @@ class TokenAccuracy(Accuracy):
     def statistics(self, predictions: Any, targets: Any) -> torch.Tensor:
         predicted, target = class_ids(predictions, targets)
         if self.causal:
+            refuse_no_tokens(target)
             predicted, target = predicted[:, :-1], target[:, 1:]
         return super().statistics(predicted, target)
 
     def result(self, sums: list[float]) -> dict[str, float]:
         return {"token_accuracy": super().result(sums)["accuracy"]}
+
+
+def refuse_no_tokens(labels: torch.Tensor) -> None:
+    """Raise for labels without a place for each token, of which a causal model predicts the next."""
+    if labels.dim() < 2:
+        raise DataError(
+            f"task='language_modeling' compares each token with the one after it, and the labels are of shape "
+            f"{tuple(labels.shape)}; expected (samples, tokens), as the model's logits are (samples, tokens, classes). "
+            "Give each sample a label for each token; or, for one class a sample, set task='text_classification'."
+        )
 
 
 class LossIntervals:

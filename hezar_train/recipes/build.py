@@ -191,17 +191,25 @@ def load_any(given: str, overrides: Iterable[str] = ()) -> LoadedRecipe:
 def read_record(run: Path) -> dict[str, Any]:
     """Return what a run keeps of its recipe; one that has none was started by a script of the user's own."""
     path = run / RECORD_FILE
-    if not path.is_file() and (run / MANIFEST_FILE).is_file():
-        raise ConfigError(
-            f"{run} is a checkpoint; expected the folder of its run, which is two folders above. Name that, and the "
-            f"step: {run.parent.parent} --checkpoint {step_of(run.name)}"
-        )
+    if not path.is_file():
+        refuse_checkpoint(run, takes_step=True)
     if not path.is_file():
         raise ConfigError(
             f"{run} was not started from a recipe: it has no {RECORD_FILE}. Its own script goes on with it, with "
             "resume_from_checkpoint=True."
         )
     return _checked_record(path)
+
+
+def refuse_checkpoint(folder: Path, *, takes_step: bool) -> None:
+    """Raise for a checkpoint where its run is expected; `takes_step` says whether a step may be named beside that."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return
+    named = folder.parent.parent
+    advice = (
+        f"Name that, and the step: {named} --checkpoint {step_of(folder.name)}" if takes_step else f"Name that: {named}"
+    )
+    raise ConfigError(f"{folder} is a checkpoint; expected the folder of its run, which is two folders above. {advice}")
 
 
 def _checked_record(path: Path) -> dict[str, Any]:

@@ -164,7 +164,11 @@ def _checkpoint_of(config: TrainerConfig, wanted: str) -> Path:
     try:
         return Checkpoint(store.path(step)).path
     except CheckpointError as error:
-        raise CheckpointError(f"the checkpoint {store.path(step)} is damaged: {error}. {ANOTHER}") from error
+        raise CheckpointError(f"the checkpoint {store.path(step)} is damaged: {error}. {_another(steps)}") from error
+
+
+def _another(steps: list[int]) -> str:
+    return ANOTHER if len(steps) > 1 else "The run has no other one: restore it from a copy, or train again."
 
 
 def _step_of(config: TrainerConfig, wanted: str, steps: list[int], folder: Path) -> int | None:

@@ -18,6 +18,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,7 +216,12 @@ def overridden(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return fields and options with each `key=value` in its place; `recipe.key` is an option's."""
     fields, options = dict(fields), dict(options)
-    for key, value in map(_override, overrides):
+    pairs = [_override(text) for text in overrides]
+    for key, given in Counter(key for key, _ in pairs).items():
+        if given > 1:
+            values = ", ".join(repr(value) for name, value in pairs if name == key)
+            raise ConfigError(f"{key!r} is given {given} times ({values}); expected once. Keep the one that is meant.")
+    for key, value in pairs:
         if key.startswith(OPTION_PREFIX):
             options[key.removeprefix(OPTION_PREFIX)] = value
         else:
@@ -312,6 +318,8 @@ def find_folder(given: str) -> Path:
         raise no_such_file(
             Path(given), "Name a config file in a recipe's folder, or a recipe: `hezar-train recipes list`."
         )
+    if Path(given).name == RECIPE_NAME and Path(given).is_file():
+        raise ConfigError(f"{given} is the code of a recipe; expected its folder. Name that: {Path(given).parent}")
     names = recipe_names()
     raise ConfigError(
         f"there is no recipe {given!r}.{suggestion(given, names)} Recipes found: {choices(names) or 'none'}. "

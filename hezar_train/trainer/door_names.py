@@ -121,6 +121,12 @@ def refuse_methods_of_others(kind: type) -> None:
                     f"{kind.__name__} has {name}(), which a Trainer never calls. Override {METHODS_OF_OTHERS[name]}() "
                     "instead."
                 )
+            if name == "compute_loss" and inspect.isfunction(found) and {"model", "inputs"} <= _names_of(found):
+                raise ConfigError(
+                    f"{kind.__name__}.compute_loss{inspect.signature(found)} is transformers'; a Trainer calls it with "
+                    "the model's outputs and the labels. Write it so: def compute_loss(self, model_outputs, labels, "
+                    "**kwargs)"
+                )
             if inspect.isfunction(found) and inspect.isfunction(theirs) and not name.startswith("_"):
                 _refuse_other_arguments(kind, name, found, theirs)
 
@@ -135,6 +141,10 @@ def _refuse_other_arguments(kind: type, name: str, found: Callable[..., Any], ou
             f"{kind.__name__}.{name}{inspect.signature(found)} cannot be called as a Trainer does ({error}). Write it "
             f"so: def {name}({shown}{', **kwargs' if _takes_any(ours) else ''})"
         ) from error
+
+
+def _names_of(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
 
 
 def _takes_any(function: Callable[..., Any]) -> bool:

@@ -155,6 +155,14 @@ def gradients_set_aside(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
+MOST_NAMES = 8
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
 @contextmanager
 def only_trained(model: nn.Module, config: TrainerConfig) -> Iterator[None]:
     """Freeze what finetuning leaves alone; put every parameter's own flag back afterwards."""
@@ -167,7 +175,8 @@ def only_trained(model: nn.Module, config: TrainerConfig) -> Iterator[None]:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
                 f"finetune_param={config.finetune_param} and finetune_freeze_param={config.finetune_freeze_param} "
-                "leave no parameter to train"
+                "leave no parameter to train; expected parts of the names of some. The model's parameters: "
+                f"{_some([name for name, _ in model.named_parameters()])}."
             )
         yield
     finally:

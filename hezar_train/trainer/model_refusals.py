@@ -21,6 +21,19 @@ UNLIKE_DTYPES = (
 HOLDERS = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 USUAL = "If that is not what it takes, change the dataset, the data_collator or the model."
 SWAPPED = "Are they in the wrong order? Return the inputs first and the label last: (inputs, label)."
+OF_LAYERS = {
+    "index out of range in self": (
+        "An index is as high as its nn.Embedding has rows, or negative: has the tokenizer more tokens than those?"
+    ),
+    "more than 1 value per channel when training": (
+        "A batch norm cannot learn from a single sample, and the last batch of an epoch may have one: set "
+        "drop_last=True, or another batch_size."
+    ),
+    "Expected tensor for argument #1 'indices'": (
+        "An nn.Embedding takes whole numbers: convert them in the dataset or the data_collator, x.long()."
+    ),
+}
+"""What sentences of torch mean that name their layer."""
 TO_FLOAT = "a tensor by x.float(), an array by x.astype('float32')"
 NO_LABELS = (
     "It has no labels, which the criterion needs; expected samples (inputs..., label), or mappings with 'labels'. "
@@ -78,13 +91,13 @@ def _is_swapped(batch: Any) -> bool:
 
 
 def _hint_of(error: Exception, batch: Any) -> str:
-    if isinstance(error, IndexError) and "index out of range in self" in str(error):
-        return (
-            "An index is as high as its nn.Embedding has rows, or negative: has the tokenizer more tokens than those?"
-        )
+    if (known := next((hint for words, hint in OF_LAYERS.items() if words in str(error)), None)) is not None:
+        return known
     if (found := _unlike_dtypes(str(error))) is not None:
         return _about_dtypes(*found)
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(error, TypeError) and isinstance(parts, list | tuple) and any(isinstance(p, str) for p in parts):
+        return "The model takes tensors: make numbers of texts (a tokenizer) in the dataset or the data_collator."
     if isinstance(error, TypeError) and isinstance(parts, list | tuple) and any(map(_is_untensored, parts)):
         return "Make tensors of lists and arrays, and numbers of texts (a tokenizer), in the dataset or data_collator."
     return ""

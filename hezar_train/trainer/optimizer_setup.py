@@ -119,6 +119,12 @@ def scheduler_for(
 ) -> LRScheduler | None:
     """Build the learning-rate scheduler that a config names, laid out over the plan; None if it names none."""
     if (name := config.scheduler_name or default) is None:
+        if config.lr_scheduler_kwargs:
+            raise ConfigError(
+                f"lr_scheduler_kwargs={config.lr_scheduler_kwargs!r} would change nothing: no lr_scheduler is named, "
+                "so that the rate stays as it is. Name the one that takes them (lr_scheduler='cosine_annealing'), or "
+                "leave them out."
+            )
         return None
     if problems := list(doubled_warmup(config.warmup_steps, name, config.lr_scheduler_kwargs)):
         raise ConfigError(problems)  # of the default, which the config did not know

@@ -55,12 +55,18 @@ class RunStatus:
         """Go by another plan."""
         self.setup = setup
 
-    def refuse_to_train(self, split: str) -> None:
+    def refuse_to_train(self, split: Any) -> None:
         """Raise if there is nothing to train on, or if the run is not planned over that split."""
         if self.setup.only_for_eval:
             raise DataError(
                 "this trainer was built without training data: it can only evaluate and predict. Give it some to "
                 "train: train_dataset=..., of the Trainer or of the Recipe."
+            )
+        if not isinstance(split, str) or "/" in split:  # another trainer's first argument
+            raise DataError(
+                f"train() was called with {split!r}; expected nothing, or the name of a split. A run is resumed by the "
+                "config's field resume_from_checkpoint (True: the newest checkpoint, or the folder of one), and ends "
+                "with num_epochs or max_steps."
             )
         if split != "train":
             self.setup.splits.named(split)  # a name that does not exist is told first

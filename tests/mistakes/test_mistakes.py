@@ -129,6 +129,20 @@ USES = [
         2,
         r"nothing\.yaml: there is no such file\. Name a config file that is there",
     ),
+    (["train", "recipes/tiny/recipe.py"], 2, r"recipes/tiny/recipe\.py is the code of a recipe; .*: recipes/tiny$"),
+    (["train", "tiny", "--resume"], 2, r"No such option '--resume'\. To go on with a run: hezar-train resume RUN"),
+    (["train", "tiny", "--config", "x.yaml"], 2, r"'--config'\. A config file is given in the place of the recipe"),
+    (["resume", "runs/tiny", "--checkpoint", "4"], 2, r"'--checkpoint'\. .*another one: resume_from_checkpoint=FOLDER"),
+    (["verify", "runs/tiny/checkpoints/00000004"], 2, r"is a checkpoint; expected the folder of its run.*: runs/tiny"),
+    (["evaluate", "runs/tiny/checkpoints"], 2, r"is not the folder of a run.*Did you mean 'runs/tiny'\?"),
+    (["find-lr", "runs/tiny"], 2, r"runs/tiny is a run, not a recipe\. To go on with it: hezar-train resume runs/tiny"),
+    (
+        ["resume", "runs/tiny", "output_dir=x"],
+        2,
+        r"a run goes on in its own folder\. To start another one.*output_dir=",
+    ),
+    (["resume", "runs/tiny", "recipe.width=8"], 2, r"recipe\.width: not given when the run began, 8 now.*Put it back"),
+    (["push", "runs/tiny", "--repo", "me"], 2, r"'me' has 0 slashes, a repository has one; expected owner/name"),
     (["runs", "nowhere"], 2, r"there is no folder nowhere\. Name the one"),
     (["report", "nowhere"], 2, r"nowhere is not the folder of a run.*Name the output_dir of a run"),
     (["nosuchcommand"], 2, r"No such command 'nosuchcommand'"),
@@ -245,6 +259,15 @@ def test_no_right_to_read_is_said_and_is_no_damage(
     assert code in codes, text[-1500:]
     assert "damaged" not in text
     assert "This was not expected" not in text
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_damaged_checkpoint_names_another_one_only_where_there_is_one(ask: Ask) -> None:
+    for path in Path("runs/tiny/checkpoints/00000004").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:50])
+    answer = ask("evaluate", "runs/tiny")
+    check(answer, 1, r"is damaged: .* The run has no other one: restore it from a copy, or train again\.")
+    assert "--checkpoint last" not in answer[1]
 
 
 @pytest.mark.usefixtures("trained")
