@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,7 @@ def train(
         if fast_dev_run:  # what keeps it away from the real run comes last: nothing can override it
             place = json.dumps(f"{Path(loaded.config.output_dir)}-dev")
             apart = (f"output_dir={place}", "resume_from_checkpoint=false", "push_to_hub=false")
-            overrides = (*FAST_DEV_RUN, *overrides, *apart)
+            overrides = _replaced(_replaced(FAST_DEV_RUN, overrides), apart)
             loaded = load_target(recipe, overrides, trust=trust)
     _run(loaded, ["train", *_word(trust), "--", recipe, *overrides], num_processes, max_restarts)
 
@@ -136,7 +136,7 @@ def resume(
             f"hezar-train train {shlex.quote(f'{run}/{CONFIG_FILE}')} output_dir=..."
         )
     with plain_warnings():
-        loaded = load_run(run, ["resume_from_checkpoint=true", *overrides], recipe, trust=trust)
+        loaded = load_run(run, _replaced(["resume_from_checkpoint=true"], overrides), recipe, trust=trust)
     refuse_changed_recipe(loaded)
     if _is_first_start():
         refuse_without_checkpoint(loaded)
@@ -175,6 +175,13 @@ def reproduce(
 def _word(trust: bool) -> list[str]:
     """Return what the launcher's processes are told of trust: what the user said, for each of them looks anew."""
     return [TRUST] if trust else []
+
+
+def _replaced(earlier: Iterable[str], later: Iterable[str]) -> tuple[str, ...]:
+    """Return overrides of which a later one stands in the place of an earlier one of its name."""
+    later = tuple(later)
+    keys = {text.partition("=")[0] for text in later}
+    return (*(text for text in earlier if text.partition("=")[0] not in keys), *later)
 
 
 def _run(loaded: LoadedRecipe, arguments: Sequence[str], num_processes: int | None, max_restarts: int | None) -> None:

@@ -132,6 +132,17 @@ USES = [
     (["train", "recipes/tiny/recipe.py"], 2, r"recipes/tiny/recipe\.py is the code of a recipe; .*: recipes/tiny$"),
     (["train", "tiny", "--resume"], 2, r"No such option '--resume'\. To go on with a run: hezar-train resume RUN"),
     (["train", "tiny", "--config", "x.yaml"], 2, r"'--config'\. A config file is given in the place of the recipe"),
+    (
+        ["resume", "runs/tiny", "resume_from_checkpoint=runs/tiny/checkpoints/00000004"],
+        0,
+        r"resuming from runs/tiny/checkpoints/00000004",
+    ),
+    (
+        ["train", "tiny", "--fast-dev-run", "max_steps=2", "output_dir=runs/x"],
+        0,
+        r"step 2/2.*Everything lies in runs/x-dev",
+    ),
+    (["train", "tiny", "--fast-dev-run", "max_steps=2", "max_steps=3"], 2, r"'max_steps' is given 2 times \(2, 3\)"),
     (["resume", "runs/tiny", "--checkpoint", "4"], 2, r"'--checkpoint'\. .*another one: resume_from_checkpoint=FOLDER"),
     (["verify", "runs/tiny/checkpoints/00000004"], 2, r"is a checkpoint; expected the folder of its run.*: runs/tiny"),
     (["evaluate", "runs/tiny/checkpoints"], 2, r"is not the folder of a run.*Did you mean 'runs/tiny'\?"),
