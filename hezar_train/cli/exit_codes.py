@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from hezar_train.cli.output import echo
+from hezar_train.config.credentials import shown_arguments, without_secrets
 from hezar_train.errors import (
     NO_RIGHT,
     PROGRAM,
@@ -253,7 +254,10 @@ def _keep(kind: type[BaseException], error: BaseException, trace: TracebackType 
         with tempfile.NamedTemporaryFile(
             "w", prefix="hezar-train-", suffix=".txt", delete=False, encoding="utf-8"
         ) as file:
-            file.write(" ".join(sys.argv) + "\n\n" + "".join(traceback.format_exception(kind, error, trace)))
+            told = "".join(traceback.format_exception(kind, error, trace))
+            # Whoever asks for help passes it on.
+            command = " ".join([sys.argv[0], *shown_arguments(sys.argv[1:])])
+            file.write(f"{command}\n\n{without_secrets(told)}")
     except OSError:
         return None
     return file.name

@@ -54,6 +54,8 @@ COUNTERS = ("epoch", "position", "update_step", "samples_seen", "global_step")
 
 MOST_POSITIONS = 20_000_000
 """How many positions of shuffles are computed at most: some seconds' work."""
+POSITIONS_OF_AN_ORDER = 4000
+"""As many as could be computed in the time that it takes to begin an order."""
 
 SEVERAL_MODELS = "ModelDict"
 """The class of the model of a run that trains several, as the run records it."""
@@ -217,12 +219,9 @@ class _ModelLedger:
     ends: dict[int, int] = field(default_factory=dict)
     lines: dict[int, list[LedgerLine]] = field(default_factory=dict)
     """Those of each epoch."""
+    last_epoch: int = 0
     num_updates: int = 0
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def last_epoch(self) -> int:
-        return max(self.ends, default=0)
 
     def add(self, line: LedgerLine) -> None:
         """Go on by one line."""
@@ -235,6 +234,7 @@ class _ModelLedger:
         elif line.first > expected:
             self.problems.append(f"epoch {epoch}: positions {expected} to {line.first - 1} were left out")
         self.ends[epoch] = max(expected, line.end)
+        self.last_epoch = max(self.last_epoch, epoch)
         self.lines.setdefault(epoch, []).append(line)
         self.num_updates += line.updates
 
@@ -410,7 +410,7 @@ def _check_orders(
         return
     epochs = list(dict.fromkeys(epoch for model in models for epoch in model.ends))  # all models have the same orders
     keys = epochs if config.reshuffle_each_epoch or plan.window_tokens else [0]
-    computed = keys[: MOST_POSITIONS // plan.num_samples]
+    computed = keys[: MOST_POSITIONS // max(plan.num_samples, POSITIONS_OF_AN_ORDER)]
     # Without one to compute no lengths are needed: the plan may name a number of samples that no memory holds.
     by_length = _by_length(config, plan, layout) if config.uses_lengths and computed else None
     for key in computed:

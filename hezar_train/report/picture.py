@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,12 +127,16 @@ def make_panels(runs: Sequence[RunRecord]) -> list[Panel]:
     panels: dict[str, Panel] = {}
     for index, run in enumerate(runs):
         clock = Clock(starts_of(run))
-        names = list(dict.fromkeys(name for row in run.rows for name in row.values))
-        for name in names:
+        choosing = _choosing_role(run)
+        logged: dict[str, dict[int, Row]] = {}
+        for row in run.rows:
+            for name in row.values:
+                logged.setdefault(name, {})[row.step] = row  # of two rows of one step the later counts
+        for name, found in logged.items():
             if name.endswith(BOUNDS) or SECONDS_NAME.fullmatch(name):
                 continue
-            title, role = _place(name, run, has_recent_loss=RECENT_LOSS in names)
-            line = Line(index, role, thinned(_curve(run.rows, name, clock)), chooses=role == _choosing_role(run))
+            title, role = _place(name, run, has_recent_loss=RECENT_LOSS in logged)
+            line = Line(index, role, thinned(_curve(found, name, clock)), chooses=role == choosing)
             panels.setdefault(title, Panel(title)).lines.append(line)
     for panel in panels.values():
         panel.lines.sort(key=lambda line: (line.run, line.role != "train", line.role))
@@ -172,9 +176,8 @@ def _place(name: str, run: RunRecord, *, has_recent_loss: bool) -> tuple[str, st
     return rest, stage
 
 
-def _curve(rows: Iterable[Row], name: str, clock: Clock) -> Curve:
-    """Collect a quantity; of two rows of one step the later counts."""
-    found = {row.step: row for row in rows if name in row.values}
+def _curve(found: Mapping[int, Row], name: str, clock: Clock) -> Curve:
+    """Collect a quantity from the rows that have it, by step."""
     curve = Curve()
     for step in sorted(found):
         row = found[step]

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,11 @@ LEAST_OTHER = 0.01
 """Of all time: opening files and the like."""
 
 MOST_LOG_BYTES = 512 << 20
+MOST_NAMES, MOST_METRICS, MOST_SETS, MOST_RECORDS, MOST_FIELDS = 5000, 2000, 100, 1000, 50
+"""Of names that were logged; of an evaluation: metrics, data sets, samples of all sets together, fields of an example.
+
+Nobody reads more, and a page has tables and pictures of what takes a few bytes in a file.
+"""
 
 MOST_BYTES_HASHED = 256_000_000
 """Of all checkpoints of a run together; beyond, sizes are compared and `hezar-train verify` does the rest."""
@@ -291,6 +296,7 @@ class _Reader:
     def __init__(self, root: Path, name: str) -> None:
         self._root = root
         self._run = RunRecord(root, name)
+        self._names: set[str] = set()
 
     def read(self) -> RunRecord:
         run = self._run
@@ -357,7 +363,19 @@ class _Reader:
             if damaged := [number for number, row in enumerate(rows, start=1) if row is None]:
                 told = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
                 self._run.problems.append(f"{shown}: {len(damaged)} lines are no logged rows (line {told})")
-            yield from (row for row in rows if row is not None)
+            yield from (row for row in rows if row is not None and self._is_shown(row))
+
+    def _is_shown(self, row: Row) -> bool:
+        """Leave out what a row has under names beyond those that are shown; note that there are some."""
+        new = row.values.keys() - self._names
+        kept = sorted(new)[: MOST_NAMES - len(self._names)] if len(self._names) + len(new) > MOST_NAMES else new
+        self._names.update(kept)
+        if len(kept) < len(new):
+            for name in new.difference(kept):
+                del row.values[name]
+            problem = f"more than {MOST_NAMES:,} names were logged: those beyond are not shown"
+            self._run.problems += [] if problem in self._run.problems else [problem]
+        return True
 
     def _start_times(self, layout: RunLayout) -> list[float]:
         """Return when the run was started, each time: as recorded, else by the names of TensorBoard's files."""
@@ -385,12 +403,23 @@ class _Reader:
             return None
         reason, loss_name = found.get("stop_reason"), found.get("sample_loss_name")
         metrics = {
-            str(name): _number(value) for name, value in _mapped(found.get("metrics")).items() if is_number(value)
+            str(name): _number(value)
+            for name, value in islice(_mapped(found.get("metrics")).items(), MOST_METRICS)
+            if is_number(value)
         }
+        tables = islice(_mapped(found.get("tables")).items(), MOST_SETS)
+        by_set = [_mapped(found.get(name)) for name in ("tables", "worst_samples", "examples")]
+        num_samples = [sum(len(_listed(rows)) for rows in one.values()) for one in by_set[1:]]
+        is_cut = max(map(len, by_set)) > MOST_SETS or max(num_samples) > MOST_RECORDS
+        if is_cut or len(_mapped(found.get("metrics"))) > MOST_METRICS:
+            self._run.problems.append(
+                f"{path.relative_to(self._root)} holds more than a page shows: of {MOST_METRICS:,} metrics, "
+                f"{MOST_SETS} data sets and {MOST_RECORDS:,} samples the first are shown"
+            )
         return Evaluation(
             step,
             metrics,
-            {str(name): list(self._tables(tables, path)) for name, tables in _mapped(found.get("tables")).items()},
+            {str(name): list(self._tables(those, path)) for name, those in tables},
             _records_by_set(found.get("worst_samples")),
             _records_by_set(found.get("examples")),
             None if reason is None else str(reason),
@@ -451,10 +480,13 @@ def _mapped(value: Any) -> dict[str, Any]:
 
 
 def _records_by_set(value: Any) -> dict[str, list[dict[str, Any]]]:
-    found = {
-        str(name): [one for one in _listed(rows) if isinstance(one, dict)] for name, rows in _mapped(value).items()
-    }
-    return {name: rows for name, rows in found.items() if rows}
+    found: dict[str, list[dict[str, Any]]] = {}
+    room = MOST_RECORDS
+    for name, rows in islice(_mapped(value).items(), MOST_SETS):
+        records = [dict(islice(one.items(), MOST_FIELDS)) for one in _listed(rows)[:room] if isinstance(one, dict)]
+        room -= len(records)
+        found |= {str(name): records} if records else {}
+    return found
 
 
 @dataclass(frozen=True)
@@ -482,15 +514,15 @@ class Clock:
     def __init__(self, starts: list[Start]) -> None:
         self._starts = starts
         self._begun = [start.begun for start in starts]
+        self._before = list(accumulate((start.seconds for start in starts), initial=0.0))
 
     def seconds(self, moment: float) -> float:
         """Return the seconds of work before a moment."""
         number = bisect.bisect_right(self._begun, moment) - 1
         if number < 0:
             return 0.0
-        before = sum(start.seconds for start in self._starts[:number])
         start = self._starts[number]
-        return before + min(moment, start.ended) - start.begun
+        return self._before[number] + min(moment, start.ended) - start.begun
 
 
 @dataclass(frozen=True)
@@ -517,21 +549,19 @@ def starts_of(run: RunRecord) -> list[Start]:
         begun.insert(0, rows[0].time)
     starts: list[Start] = []
     reached = 0
+    times = [row.time for row in rows]
+    kept = sorted(run.rows, key=lambda row: row.time)
+    kept_times, kept_steps = [row.time for row in kept], list(accumulate((row.step for row in kept), max, initial=0))
     for moment, following in zip(begun, [*begun[1:], math.inf], strict=False):
-        during = [row for row in rows if moment <= row.time < following]
+        during = rows[bisect.bisect_left(times, moment) : bisect.bisect_left(times, following)]
         record = records.get(moment, {})
-        first = _resumed_at(run, moment, record) if starts else 0
+        # Where it went on from: as recorded, else the last step that was logged before it and kept.
+        told, logged = record.get("step"), kept_steps[bisect.bisect_left(kept_times, moment)]
+        first = (int(told) if isinstance(told, int) else logged) if starts else 0
         ended, last = _ended(record, *((during[-1].time, during[-1].step) if during else (moment, first)))
         starts.append(Start(moment, ended, first, max(first, last), max(0, min(reached, last) - first), record))
         reached = max(reached, last)
     return starts
-
-
-def _resumed_at(run: RunRecord, moment: float, record: Mapping[str, Any]) -> int:
-    """Return the step that a start went on from: as recorded, else the last one logged before it and kept."""
-    if isinstance(record.get("step"), int):
-        return int(record["step"])
-    return max((row.step for row in run.rows if row.time < moment), default=0)
 
 
 def _ended(record: Mapping[str, Any], moment: float, step: int) -> tuple[float, int]:
@@ -562,12 +592,13 @@ def time_split(run: RunRecord, starts: list[Start]) -> TimeSplit:
 def _recorded_split(rows: list[Row], starts: list[Start]) -> TimeSplit:
     """Sum what the trainer wrote down of each start; what it did not, of one that was killed, was mostly training."""
     total = dict.fromkeys(("training", "data", "evaluation", "saving"), 0.0)
+    rows = sorted(rows, key=lambda row: row.time)
+    times = [row.time for row in rows]
     for start in starts:
         seconds = _seconds_of(start)
         if not seconds:
-            seconds["evaluation"] = _seconds_before_evaluations(
-                [r for r in rows if start.begun <= r.time <= start.ended]
-            )
+            during = rows[bisect.bisect_left(times, start.begun) : bisect.bisect_right(times, start.ended)]
+            seconds["evaluation"] = _seconds_before_evaluations(during)
         rest = start.seconds - sum(seconds.values())
         for name, value in [*seconds.items(), ("other" if end_of(start.record) else "training", max(0.0, rest))]:
             total[name] = total.get(name, 0.0) + value

@@ -22,6 +22,7 @@ from hezar_train.run_folder import RunFolderError, read_file
 from hezar_train.types import TaskType
 
 __all__ = [
+    "Pictures",
     "compared",
     "example_cards",
     "in_order",
@@ -42,6 +43,7 @@ MOST_CARDS = 200
 MOST_ITEMS = 400
 MOST_CHARACTERS = 600
 MOST_PICTURE_BYTES = 300_000
+MOST_BYTES_OF_PICTURES = 30_000_000
 NUM_CARDS_OPEN = 10
 FEW_PIXELS = 64
 FEW_CHARACTERS = 24
@@ -49,22 +51,50 @@ FEW_CHARACTERS = 24
 PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 MOST_CHARACTERS_COMPARED = 400
+MOST_PAIRS_COMPARED = 20_000
+"""Of equal characters on the two sides: what comparing costs grows with them, in texts of few different ones."""
 MOST_SYMBOLS_OF_A_CODE = 24
 LAM, ALEFS = "ل", ("ا", "أ", "إ", "آ")
 
 
+class Pictures:
+    """The pictures of a run's samples, inlined while there is room on the page."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._room = root, MOST_BYTES_OF_PICTURES
+
+    def shown(self, name: Any, words: str) -> Html | None:
+        """Inline a picture inside the run's folder; anything else is left out."""
+        if not isinstance(name, str):
+            return None
+        try:
+            path = (self._root / name).resolve()
+            if not path.is_relative_to(self._root.resolve()):
+                return None
+            content = read_file(path, min(MOST_PICTURE_BYTES, self._room))
+        except (OSError, ValueError, RuntimeError, RunFolderError):  # the third: links that go round
+            return None
+        kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
+        if kind is None:
+            return None
+        self._room -= len(content)
+        has_few_pixels = kind == "image/png" and int.from_bytes(content[16:20]) < FEW_PIXELS
+        source = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+        return element("img", src=source, alt=words, class_="coarse" if has_few_pixels else None)
+
+
 def results_section(run: RunRecord) -> Html:
     """Return the evaluation of the best checkpoint and, folded away, the last one."""
+    pictures = Pictures(run.root)
     best, last = run.best_evaluation, run.last_evaluation
     if last is None:
         return element("p", "No evaluation is recorded.", class_="empty")
     if best is None or best.step == last.step:
         words = "last evaluation" if best is None else "best and last evaluation"
-        return _evaluation(run, last, words)
-    folded = element(
-        "details", element("summary", f"The last evaluation, at step {count(last.step)}"), _evaluation(run, last, "")
-    )
-    return joined([_evaluation(run, best, "evaluation of the best checkpoint"), folded])
+        return _evaluation(run, last, words, pictures)
+    shown = _evaluation(run, best, "evaluation of the best checkpoint", pictures)
+    title = element("summary", f"The last evaluation, at step {count(last.step)}")
+    return joined([shown, element("details", title, _evaluation(run, last, "", pictures))])
 
 
 def results_in_words(run: RunRecord) -> str:
@@ -78,7 +108,7 @@ def results_in_words(run: RunRecord) -> str:
     return ", ".join(dict.fromkeys(["metrics", *names]))
 
 
-def _evaluation(run: RunRecord, evaluation: Evaluation, words: str) -> Html:
+def _evaluation(run: RunRecord, evaluation: Evaluation, words: str, pictures: Pictures) -> Html:
     parts: list[Content] = []
     if words:
         parts.append(element("p", f"{words.capitalize()}, at step {count(evaluation.step)}.", class_="note"))
@@ -91,8 +121,8 @@ def _evaluation(run: RunRecord, evaluation: Evaluation, words: str) -> Html:
         if tables:
             parts.append(element("div", *(element("div", _table(one)) for one in tables), class_="side"))
         worst, examples = evaluation.worst_samples.get(set_name, []), evaluation.examples.get(set_name, [])
-        parts.append(worst_cards(run.root, worst, _class_names(tables), evaluation.sample_loss_name))
-        parts.append(example_cards(run.root, examples, is_reading=run.settings.get("task") in READING_TASKS))
+        parts.append(worst_cards(pictures, worst, _class_names(tables), evaluation.sample_loss_name))
+        parts.append(example_cards(pictures, examples, is_reading=run.settings.get("task") in READING_TASKS))
     return joined(parts)
 
 
@@ -204,12 +234,12 @@ def _class_names(tables: Sequence[Table]) -> list[str]:
 
 
 def worst_cards(
-    root: Path, samples: Sequence[Mapping[str, Any]], classes: Sequence[str], loss_name: str
+    pictures: Pictures, samples: Sequence[Mapping[str, Any]], classes: Sequence[str], loss_name: str
 ) -> Html | None:
     """Return the samples with the largest loss, each as a card."""
     if not samples:
         return None
-    cards = [_sample(root, sample, classes, loss_name) for sample in samples]
+    cards = [_sample(pictures, sample, classes, loss_name) for sample in samples[:MOST_CARDS]]
     shown, more = cards[:NUM_CARDS_OPEN], cards[NUM_CARDS_OPEN:]
     kind = "cards" if all(map(_is_small, samples)) else "cards wide"
     parts: list[Content] = [
@@ -222,7 +252,7 @@ def worst_cards(
     return joined(parts)
 
 
-def example_cards(root: Path, examples: Sequence[Mapping[str, Any]], *, is_reading: bool) -> Html | None:
+def example_cards(pictures: Pictures, examples: Sequence[Mapping[str, Any]], *, is_reading: bool) -> Html | None:
     """Return records of any names as cards, such as prompts and what the model wrote."""
     if not examples:
         return None
@@ -230,7 +260,7 @@ def example_cards(root: Path, examples: Sequence[Mapping[str, Any]], *, is_readi
     names.sort(key=lambda name: {"input": 0, "target": 1, "prediction": 2}.get(name, 3))
     has_pictures = any("image" in one for one in examples)
     cards = [
-        _example(root, one, [name for name in names if name in one], is_reading=is_reading)
+        _example(pictures, one, [name for name in names if name in one], is_reading=is_reading)
         for one in examples[:MOST_CARDS]
     ]
     return joined([element("h4", "examples"), element("ul", *cards, class_="cards" if has_pictures else "cards texts")])
@@ -241,7 +271,7 @@ def _is_small(sample: Mapping[str, Any]) -> bool:
     return "image" in sample or ("input" not in sample and len(str(sample.get("target"))) <= FEW_CHARACTERS)
 
 
-def _sample(root: Path, sample: Mapping[str, Any], classes: Sequence[str], loss_name: str) -> Html:
+def _sample(pictures: Pictures, sample: Mapping[str, Any], classes: Sequence[str], loss_name: str) -> Html:
     target, prediction = (_named(sample.get(name), classes) for name in ("target", "prediction"))
     if target in classes and prediction in classes:  # names differ as a whole
         truth, said = of_user(target), of_user(prediction)
@@ -252,7 +282,7 @@ def _sample(root: Path, sample: Mapping[str, Any], classes: Sequence[str], loss_
     text = sample.get("input")
     return element(
         "li",
-        _picture(root, sample.get("image"), f"sample {sample.get('sample', '')}"),
+        pictures.shown(sample.get("image"), f"sample {sample.get('sample', '')}"),
         of_user(_cut(str(text)), "p", class_="input") if text is not None else None,
         element("dl", element("dt", "target"), element("dd", truth), element("dt", "prediction"), element("dd", said)),
         element("small", f"sample {sample.get('sample', '?')}", amount and " · ", amount),
@@ -273,7 +303,7 @@ def _named(value: Any, classes: Sequence[str]) -> str | list[str]:
     return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def _example(root: Path, example: Mapping[str, Any], names: Sequence[str], *, is_reading: bool) -> Html:
+def _example(pictures: Pictures, example: Mapping[str, Any], names: Sequence[str], *, is_reading: bool) -> Html:
     """Return a card; what was read wrong is marked as it is among the worst samples."""
     target, prediction = example.get("target"), example.get("prediction")
     has_code = isinstance(target, str) and is_code(target)
@@ -287,7 +317,7 @@ def _example(root: Path, example: Mapping[str, Any], names: Sequence[str], *, is
     ]
     return element(
         "li",
-        _picture(root, example.get("image"), "the example"),
+        pictures.shown(example.get("image"), "the example"),
         element("dl", *fields),
         class_="wrong" if said and target != prediction else None,
     )
@@ -302,31 +332,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + " …"
 
 
-def _picture(root: Path, name: Any, words: str) -> Html | None:
-    """Inline a picture inside the run's folder; anything else is left out."""
-    if not isinstance(name, str):
-        return None
-    try:
-        path = (root / name).resolve()
-        if not path.is_relative_to(root.resolve()):
-            return None
-        content = read_file(path, MOST_PICTURE_BYTES)
-    except (OSError, ValueError, RuntimeError, RunFolderError):  # the third: links that go round
-        return None
-    kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
-    if kind is None:
-        return None
-    has_few_pixels = kind == "image/png" and int.from_bytes(content[16:20]) < FEW_PIXELS
-    source = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    return element("img", src=source, alt=words, class_="coarse" if has_few_pixels else None)
-
-
 def compared(target: str | list[str], prediction: str | list[str]) -> tuple[Html, Html]:
     """Mark what differs, on both sides."""
     if isinstance(target, list) or isinstance(prediction, list):
         lists = [[one] if isinstance(one, str) else one for one in (target, prediction)]
         return _marked_words(*lists), _marked_words(*reversed(lists))
-    if max(len(target), len(prediction)) > MOST_CHARACTERS_COMPARED or min(len(target), len(prediction)) == 1:
+    num_pairs = sum(target.count(one) * prediction.count(one) for one in set(target[:MOST_CHARACTERS_COMPARED]))
+    is_long = max(len(target), len(prediction)) > MOST_CHARACTERS_COMPARED or num_pairs > MOST_PAIRS_COMPARED
+    if is_long or min(len(target), len(prediction)) == 1:
         return of_user(target), of_user(prediction)
     blocks = difflib.SequenceMatcher(None, target, prediction, autojunk=False).get_opcodes()
     truth = [(target[first:last], kind == "equal") for kind, first, last, _, _ in blocks]

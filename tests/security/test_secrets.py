@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from hezar_train.cli.exit_codes import show_unexpected
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import ConfigError, HubError
 from hezar_train.events import read_rows
@@ -266,3 +268,17 @@ def test_a_run_goes_on_in_logs_that_were_fetched_without_the_host_s_name(run: Pa
     make_trainer(run, resume_from_checkpoint=True).train()
     assert list((run / "logs").iterdir()) == [fetched]
     assert [row.step for row in read_rows(fetched / "metrics.json")] == list(range(1, 13))
+
+
+def test_the_traceback_that_is_kept_of_an_unexpected_error_holds_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STORE_PASSWORD", "correct horse battery")
+    monkeypatch.setattr("sys.argv", ["hezar-train", "train", "sums", "recipe.api_key=Xy12Zw34Vu56Ts78"])
+    error = RuntimeError("https://me:correct horse battery@store.example refused hf_" + "a1" * 17)
+    show_unexpected(RuntimeError, error, None)
+    kept = Path(re.findall(r"The traceback is in (\S+)\.", capsys.readouterr().err)[0])
+    told = kept.read_text()
+    kept.unlink()
+    assert "RuntimeError" in told
+    assert not [secret for secret in ("correct horse", "Xy12Zw34", "hf_a1") if secret in told]

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -566,6 +567,19 @@ def test_an_audit_takes_no_memory_for_lengths_that_are_not_there(run: Path, coun
         assert not any("shuffle" in words for words in audit_run(config).proven)
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_audit_of_many_short_epochs_ends_in_time(run: Path, grouped: bool) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "num_samples": 1, "num_epochs": 30_000}))
+    Lengths([1]).save(run / "lengths.bin")
+    lines = ({"update": n, "epoch": n, "first": 0, "count": 1, "updates": 1} for n in range(1, 30_001))
+    (run / "ledger.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    began = time.process_time()
+    found = audit_run(replace(run_config(run), group_by_length=grouped))
+    assert time.process_time() - began < 6
+    assert any("5000 of 30000 orders computed" in words for words in found.proven)
+
+
 def test_an_audit_reads_no_lengths_of_gigabytes_that_are_holes(run: Path) -> None:
     count = 10**9
     plan = json.loads((run / "plan.json").read_text())
@@ -680,3 +694,41 @@ def test_a_config_asks_for_no_more_than_a_machine_has(fields: dict[str, Any]) ->
 def test_a_config_names_places_that_can_be(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="is no path that a file can have"):
         TrainerConfig.from_dict({"output_dir": "run", name: value})
+
+
+def _of_sets(samples: Any) -> dict[str, Any]:
+    return {f"set{number}": samples for number in range(3000)}
+
+
+ONE_PICTURE = {"sample": 1, "loss": 1.0, "image": "evaluations/one.png", "target": "aab" * 130, "prediction": "a" * 390}
+LARGE_RECORDS: dict[str, dict[str, Any]] = {
+    "samples": {"worst_samples": {"": [ONE_PICTURE] * 20_000}},
+    "sets of samples": {"examples": _of_sets([ONE_PICTURE])},
+    "fields": {"examples": {"": [{f"{one}_{two}": 1 for two in range(2000)} for one in range(200)]}},
+    "metrics of sets": {"metrics": {f"set{n % 3000}.m{n}": 1.0 for n in range(20_000)}, "tables": _of_sets([])},
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_RECORDS)
+def test_a_record_of_many_samples_makes_no_page_without_end(run: Path, kind: str) -> None:
+    (run / "evaluations").mkdir(exist_ok=True)
+    (run / "evaluations" / "one.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(200_000))
+    (run / "evaluations" / "00000012.json").write_text(json.dumps({"step": 12, **LARGE_RECORDS[kind]}))
+    began = time.process_time()
+    page = write_report([run])
+    assert time.process_time() - began < 10
+    assert page.stat().st_size < 60_000_000
+    is_told = "holds more than a page shows" in page.read_text()
+    assert is_told == (kind != "fields")
+
+
+def test_logs_of_many_names_and_starts_make_a_page_in_time(run: Path) -> None:
+    (logs,) = run.glob("logs/*/metrics.json")
+    rows = [{"step": number, "epoch": 1, "time": 1e9 + number, f"train.m{number}": 1.0} for number in range(20_000)]
+    logs.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    starts = [{"time": 1e9 + number} for number in range(20_000)]
+    (run / "environment.json").write_text(json.dumps({"starts": starts}))
+    began = time.process_time()
+    page = write_report([run]).read_text()
+    assert time.process_time() - began < 20
+    assert "more than 5,000 names were logged: those beyond are not shown" in page
