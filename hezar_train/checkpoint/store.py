@@ -231,13 +231,13 @@ def _touched_buffer(tensor: Tensor) -> Tensor:
 class Checkpoint:
     """One verified checkpoint; tensors are read when asked for."""
 
-    def __init__(self, path: Path, *, is_verified: bool = False) -> None:
-        """Open it; what another process of the run has just verified is believed as far as its shards go.
+    def __init__(self, path: Path, *, believes_shards: bool = False) -> None:
+        """Open and verify it; of one that another process of the run has just verified, all but the shards' bytes.
 
         Else each of many processes would read what all of them have written.
         """
         self.path = path
-        self._manifest: Manifest = verify(path, unread=SHARD_NAME if is_verified else None)
+        self._manifest: Manifest = verify(path, unread=SHARD_NAME if believes_shards else None)
         self.step = self._manifest.step
         self._index = ShardIndex(path, self._manifest)
         self._sections = _read_sections(path)

@@ -127,7 +127,7 @@ class Processes:
 
         If it fails with an `Exception`, all fail: the others with a `HezarTrainError` that quotes it. What fails on one
         process outside of this is told to nobody, but for a sharded save: the others wait in their next collective
-        until its time limit, or until the launcher ends them.
+        until that process ends and its connections break, the time limit is over, or the launcher ends them.
         """
         if self.count == 1:
             return act()

@@ -507,7 +507,7 @@ def choose_checkpoint(config: TrainerConfig, folder: RunFolder, processes: Proce
     """Return the checkpoint to go on from; the main process chooses it for all."""
     found = processes.on_main(lambda: find_checkpoint(config, folder))
     path = processes.share(None if found is None else str(found.path))
-    return Checkpoint(Path(path), is_verified=True) if path is not None and found is None else found
+    return Checkpoint(Path(path), believes_shards=True) if path is not None and found is None else found
 
 
 def load_initial_weights(

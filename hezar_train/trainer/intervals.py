@@ -99,7 +99,7 @@ class Due:
         """Do what is due inside an epoch.
 
         An update that ends the epoch or the run leaves all to EPOCH_END, which comes also where a run ends inside one;
-        after an update that a scaler has skipped nothing is done, so that requests and signals wait for the next.
+        after an update that a scaler has skipped nothing is done: a request to save and a signal wait for the next.
         """
         step = ctx.step
         if step.closes_window and self._processes.count > 1:

@@ -273,11 +273,11 @@ class RunActions:
         state.stop_reason = state.stop_reason or reason
 
     def _record(self, metrics: dict[str, float], details: dict[str, Any]) -> None:
-        """Write an evaluation down, and now and then where the time went: a run may be killed at any moment."""
+        """Write an evaluation down, drop pictures of others; now and then note where the time went: a kill may come."""
         state = self.state
         details |= {"stop_reason": state.stop_reason}
         self.folder.record_evaluation(state.global_step, state.epoch, metrics, details)
-        self.folder.keep_pictures_of({state.global_step, state.best_checkpoint or state.global_step})
+        self.folder.drop_pictures_but_of({state.global_step, state.best_checkpoint or state.global_step})
         if perf_counter() - self._noted_time > SECONDS_BETWEEN_NOTES:
             self._noted_time = perf_counter()
             self.folder.amend_start({"seconds": self.spent.split()})

@@ -106,7 +106,7 @@ class RunFolder(RunLayout):
             self.evaluation_record(step), {"step": step, "epoch": epoch, "metrics": metrics, **details}
         )
 
-    def keep_pictures_of(self, steps: set[int]) -> None:
+    def drop_pictures_but_of(self, steps: set[int]) -> None:
         """Delete the pictures of all other evaluations: they are for looking only, and can be made again."""
         for path in self.evaluations.glob("*"):
             step = step_of(path.name)

@@ -16,7 +16,7 @@ With the default hooks an update amounts to this (`docs/examples/plain_loop.py` 
         share = weights[number] / sum of all weights of all processes
         (loss * share).backward()                             # BATCH_BACKWARD
         step += 1                                             # BATCH_END; that of the last one comes after the update
-    gradients = sum over the processes, unscaled              # GRADIENTS; the last backward has exchanged them
+    gradients = sum over the processes, unscaled              # GRADIENTS; as a rule exchanged in the last backward
     norm, window_loss = read from the device                  # UPDATE: guard
     if the loss is not finite: raise; if the norm is not: raise, or with a scaler let it skip the step
     gradients *= min(1, max_grad_norm / (norm + 1e-6))        #   clip
@@ -411,7 +411,10 @@ class Optimization:
         self.gather_gradients(update)
 
     def exchanging(self) -> AbstractContextManager[None]:
-        """Join the gradients of all processes while the body computes those of a window's last micro-batch."""
+        """Join the gradients of all processes while the body computes those of a window's last micro-batch.
+
+        What cannot be sent during a backward, and the first one of an exchange, waits for `gather_gradients`.
+        """
         return NOTHING if self._data_parallel is None else self._data_parallel.exchanging()
 
     @property
@@ -427,9 +430,10 @@ class Optimization:
     def gather_gradients(self, update: object) -> None:
         """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window.
 
-        The window's last backward has joined them by now (`exchanging`); that of a sharded model always has, and its
-        processes only drop here those that none of them used. Joined here are those that DDP could not send during the
-        backward (sparse ones, say), and those of a user's own backward, of which it was not told.
+        As a rule the window's last backward has joined them by now (`exchanging`). Joined here are those that DDP could
+        not send during it (the first backward, sparse gradients, `sync_batchnorm`), and those of a user's own backward,
+        of which it was not told. Every backward of a sharded model joins its own; its processes only drop here those
+        that none of them used.
         """
         self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
@@ -543,7 +547,7 @@ def _call_weak(method: weakref.WeakMethod[Callable[..., None]], *arguments: Any)
 
 
 class UpdateLog:
-    """Where a run's updates are written down while it trains: the ledger, and each update's loss in the storage."""
+    """Where a run's updates are noted while it trains: the ledger, which writes later, and each loss in the storage."""
 
     def __init__(self, storage: EventStorage) -> None:
         self._storage, self._is_open = storage, False

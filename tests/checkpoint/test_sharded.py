@@ -159,18 +159,18 @@ def test_shards_that_the_main_process_has_verified_are_not_read_by_each_of_the_o
     flip(folder / "model.shard-00002-of-00002.safetensors")
     with pytest.raises(CheckpointError, match=r"model.shard-00002-of-00002.safetensors does not match its SHA-256"):
         Checkpoint(folder)
-    assert Checkpoint(folder, is_verified=True).step == 10
+    assert Checkpoint(folder, believes_shards=True).step == 10
     with (folder / "optimizer.shard-00001-of-00002.safetensors").open("ab") as file:
         file.write(b"x")
     with pytest.raises(CheckpointError, match="bytes instead of"):
-        Checkpoint(folder, is_verified=True)
+        Checkpoint(folder, believes_shards=True)
 
 
 def test_all_but_shards_is_read_by_each_process(written_by_two: Path) -> None:
     state = written_by_two / "00000010" / "trainer_state.json"
     state.write_bytes(state.read_bytes()[:-1] + b" ")
     with pytest.raises(CheckpointError, match=r"trainer_state.json does not match its SHA-256"):
-        Checkpoint(state.parent, is_verified=True)
+        Checkpoint(state.parent, believes_shards=True)
 
 
 @pytest.mark.parametrize("sharding", ["none", "full"])

@@ -292,7 +292,7 @@ def test_of_old_evaluations_nothing_but_pictures_is_deleted_and_nothing_behind_a
     (old.parent / "00000005").symlink_to(tmp_path / "mine")
     (old.parent / "00000008").mkdir()
     (old.parent / "00000008" / "sample.png").write_text("of now")
-    RunFolder(tmp_path / "run").keep_pictures_of({8})
+    RunFolder(tmp_path / "run").drop_pictures_but_of({8})
     assert content(old) == {"notes.txt": "mine"}
     assert content(tmp_path / "mine") == {"photo.png": "the only copy"}
     assert content(old.parent / "00000008") == {"sample.png": "of now"}
