@@ -34,7 +34,7 @@ from hezar_train.data.by_length import ByLength, Cut
 from hezar_train.data.collators import default_collator
 from hezar_train.data.failures import WorkerFailure, collated, opened, read_sample, read_samples
 from hezar_train.data.sampler import CHUNK_GROWTH, FIRST_CHUNK_SIZE, LARGEST_CHUNK_SIZE, Indices, Permutation
-from hezar_train.data.seeding import DrawWatch, generator_states, sample_seed, seed_python_numpy_torch
+from hezar_train.data.seeding import DrawWatch, generator_marks, sample_seed, seed_python_numpy_torch
 from hezar_train.data.windows import Order, Remaining, SampleIndices, Window, rank_ranges, share_or_filler
 from hezar_train.errors import TrainingInterrupted
 from hezar_train.plan import UNLIMITED, Plan, WindowSpan
@@ -203,12 +203,12 @@ class WatchedFetch:
         samples = []
         for number in numbers:
             seed_python_numpy_torch(sample_seed(self._seed, epoch, number))
-            before = generator_states()
+            before = generator_marks()
             samples.append(read_sample(self._dataset, number))
-            self._samples_draw |= generator_states() != before
-        before = generator_states()
+            self._samples_draw |= generator_marks() != before
+        before = generator_marks()
         batch = collated(self._collate, samples, self._dataset, numbers)
-        self._collator_draws, self._is_first = generator_states() != before, False
+        self._collator_draws, self._is_first = generator_marks() != before, False
         return batch
 
     def _undrawn_batch(self, numbers: list[int]) -> Any:

@@ -11,10 +11,14 @@ bijection of the index, and no two samples of an epoch share them below four bil
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import itertools
 import operator
+import pickle
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -25,7 +29,7 @@ import torch
 __all__ = [
     "DrawWatch",
     "SeedStream",
-    "generator_states",
+    "generator_marks",
     "preserved_randomness",
     "sample_seed",
     "seed_device",
@@ -37,7 +41,11 @@ __all__ = [
 WORD = 2**64 - 1
 HALF_WORD = 2**32 - 1
 
+NUM_WORDS = 624  # of a Mersenne twister, which all three are
+TORCH_HEAD, TORCH_PLACE, TORCH_NORMALS = 512, 20, 28  # bytes: of torch's before the words, and right before and after
 NUM_RECENT_STREAMS = 32  # one for each epoch, rank or trainer in use at a time; a miss costs microseconds
+
+_get_bit_generator: Callable[[], Any] = np.random.get_bit_generator  # type: ignore[attr-defined]
 
 DEVICES_WITHOUT_GENERATOR = frozenset({"cpu", "meta"})
 
@@ -113,38 +121,105 @@ def _seed_accelerator(backend: Any, index: int | None, value: int) -> None:
     backend.default_generators[backend.current_device() if index is None else index].manual_seed(value)
 
 
-def generator_states() -> tuple[Any, ...]:
-    """Return what the three global generators of the CPU would give next, to be compared with a later answer."""
-    state: Any = np.random.get_state()
-    name, keys, *place = state
-    return random.getstate(), name, keys.tobytes(), *place, torch.default_generator.get_state().numpy().tobytes()
+def _python_mark() -> Any:
+    """Return what changes with every draw from python's generator."""
+    return (bytes(_python_words), _python_generator.gauss_next) if _python_words is not None else random.getstate()
+
+
+def _numpy_mark() -> bytes:
+    """Return what changes with every draw from numpy's generator, but for the second of a pair of normal draws."""
+    generator = _get_bit_generator()
+    return bytes(_numpy_words) if generator is _numpy_generator else pickle.dumps(generator.state)
+
+
+def _torch_mark() -> bytes:
+    """Return what changes with every draw from torch's generator."""
+    return bytes(_torch_memory) if _torch_memory is not None else torch.default_generator.get_state().numpy().tobytes()
+
+
+def generator_marks() -> tuple[Any, ...]:
+    """Return what changes with every draw from the three global generators of the CPU, to be compared later."""
+    return _python_mark(), _numpy_mark(), _torch_mark()
 
 
 class DrawWatch:
-    """Tell whether code between `begin` and `has_drawn` drew from a global generator of the CPU.
+    """Tell whether code between `begin` and `has_drawn` drew from a global generator of the CPU, or seeded it.
 
-    All three are seeded with one known value, and afterwards each must give the number that comes first with it. What
-    is drawn and put back (`torch.random.fork_rng`) stays unseen.
+    It looks at the generators' memory before and after, and leaves them as they are; of numpy's alone, a second normal
+    draw that waits is dropped, because it is kept where nobody sees it go. What is drawn and put back
+    (`torch.random.fork_rng`) stays unseen.
     """
 
-    SEED = sample_seed(0, 0, 0)
-
     def __init__(self) -> None:
-        self._drawn = torch.empty((), dtype=torch.int64)
-        with preserved_randomness():
-            self.begin()
-            self._first = self._next()
+        self._before: tuple[Any, ...] = ()
 
     def begin(self) -> None:
         """Begin to watch."""
-        seed_python_numpy_torch(self.SEED)
+        if not _is_numpy_just_seeded():
+            np.random.seed(0)
+        self._before = generator_marks()
 
     def has_drawn(self) -> bool:
-        """Tell whether something was drawn since; the generators are of no use to anybody afterwards."""
-        return self._next() != self._first
+        """Tell whether something was drawn since."""
+        return generator_marks() != self._before
 
-    def _next(self) -> tuple[float, float, int]:
-        return random.random(), np.random.random_sample(), int(self._drawn.random_())
+
+def _is_numpy_just_seeded() -> bool:
+    """Tell whether numpy's generator is as a seed leaves it, so that no normal draw waits: a word follows the other."""
+    if _get_bit_generator() is not _numpy_generator or _numpy_words[NUM_WORDS] != NUM_WORDS:
+        return False
+    first, second = _numpy_words[:2]
+    return bool(second == (1812433253 * (first ^ first >> 30) + 1) & HALF_WORD)  # of the Mersenne twister's own seeding
+
+
+# To look at a generator's memory takes a fiftieth of the time of asking for its state, and what is asked here is asked
+# for every batch. numpy documents where its memory is. Of python and torch no document tells the form, so that it is
+# compared with the state, and torch's is tried, too; where it is another one the state is asked for.
+
+
+def _words_of_python(generator: random.Random) -> Any:
+    """Return the memory of python's generator, its place and 624 words; None where it has another form."""
+    form, head = ctypes.c_uint32 * (1 + NUM_WORDS), object.__basicsize__
+    if sys.implementation.name != "cpython" or type(generator).__basicsize__ < head + ctypes.sizeof(form):
+        return None
+    words = form.from_address(id(generator) + head)
+    _, state, _ = generator.getstate()
+    return words if (*words[1:], words[0]) == state else None
+
+
+def _words_of_numpy(generator: Any) -> Any:
+    """Return the memory of one of numpy's Mersenne twisters: 624 words, and its place among them."""
+    return (ctypes.c_uint32 * (NUM_WORDS + 1)).from_address(generator.ctypes.state_address)
+
+
+def _memory_of_torch(generator: torch.Generator) -> Any:
+    """Return the memory of a generator of torch's: its place, 624 words, a normal draw that waits; None if unknown."""
+    address: Any = getattr(generator, "_cdata", None)
+    if address is None:
+        return None
+    words = generator.get_state().numpy().view(np.uint64)[3 : 3 + NUM_WORDS].astype(np.uint32).tobytes()
+    start = ctypes.string_at(address, TORCH_HEAD).find(words[:64])
+    if start < TORCH_PLACE or ctypes.string_at(address + start, len(words)) != words:
+        return None
+    form = ctypes.c_char * (TORCH_PLACE + len(words) + TORCH_NORMALS)
+    return form.from_address(address + start - TORCH_PLACE)
+
+
+def _is_telling(generator: torch.Generator) -> bool:
+    """Tell whether every draw from a generator of torch's shows in its memory, also one that was computed before."""
+    memory, value = _memory_of_torch(generator), torch.empty(1)
+    seen = [b"" if memory is None else bytes(memory)]
+    for draw in (value.uniform_, value.normal_, value.normal_, value.double().normal_, value.double().normal_):
+        draw(generator=generator)
+        seen.append(b"" if memory is None else bytes(memory))
+    return all(one != other for one, other in itertools.pairwise(seen))
+
+
+_python_generator: Any = random.random.__self__  # type: ignore[attr-defined]
+_python_words = _words_of_python(_python_generator)
+_numpy_generator = _get_bit_generator()
+_numpy_words = _words_of_numpy(_numpy_generator)
+_torch_memory = _memory_of_torch(torch.default_generator) if _is_telling(torch.Generator()) else None
 
 
 @contextmanager

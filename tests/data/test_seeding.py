@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from hezar_train.data import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, step_seed
-from hezar_train.data.seeding import SeedStream, _seed_accelerator
+from hezar_train.data import preserved_randomness, sample_seed, seed_device, seed_python_numpy_torch, seeding, step_seed
+from hezar_train.data.seeding import DrawWatch, SeedStream, _seed_accelerator
 
 
 def draws() -> tuple[float, float, float]:
@@ -143,4 +144,66 @@ def test_preserved_randomness_puts_generators_back_after_an_error() -> None:
     draws_of(5)
     with pytest.raises(ZeroDivisionError), preserved_randomness():
         _ = draws()[0] / 0
+    assert draws() == expected
+
+
+def half_used_pairs() -> None:
+    """Leave the second of a pair of normal draws waiting in each generator."""
+    random.gauss(0, 1), np.random.randn(), torch.randn(1, dtype=torch.float64)
+
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "python": random.random,
+    "python's second normal draw": lambda: random.gauss(0, 1),
+    "all words of python's": lambda: [random.getrandbits(32) for _ in range(624)],
+    "numpy": np.random.random,
+    "numpy's second normal draw": np.random.randn,
+    "all words of numpy's": lambda: np.random.bytes(4 * 624),
+    "torch": lambda: torch.rand(1),
+    "torch's second normal draw": lambda: torch.randn(1, dtype=torch.float64),
+    "all words of torch's": lambda: torch.empty(624, dtype=torch.int32).random_(),
+    "a seed for python": lambda: random.seed(1),
+    "a seed for numpy": lambda: np.random.seed(1),
+    "a seed for torch": lambda: torch.manual_seed(1),
+}
+
+
+@pytest.mark.parametrize("form", ["memory", "state"])
+@pytest.mark.parametrize("what", DRAWS)
+def test_a_watch_sees_every_draw(what: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form == "state":  # of a python, numpy or torch whose memory has another form
+        monkeypatch.setattr(seeding, "_python_words", None)
+        monkeypatch.setattr(seeding, "_numpy_generator", None)
+        monkeypatch.setattr(seeding, "_torch_memory", None)
+    watch = DrawWatch()
+    for prepare in (lambda: seed_python_numpy_torch(7), half_used_pairs, draws):
+        prepare()
+        watch.begin()
+        assert not watch.has_drawn()
+        DRAWS[what]()
+        assert watch.has_drawn()
+
+
+def test_the_generators_of_this_python_and_torch_are_looked_at_in_their_memory() -> None:
+    assert seeding._python_words is not None
+    assert seeding._torch_memory is not None
+
+
+def test_a_watch_sees_draws_from_another_generator_put_in_the_place_of_numpys() -> None:
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        watch = DrawWatch()
+        watch.begin()
+        assert not watch.has_drawn()
+        np.random.random()
+        assert watch.has_drawn()
+    finally:
+        np.random.set_bit_generator(own)
+
+
+def test_a_watch_leaves_generators_as_they_are() -> None:
+    expected = draws_of(5)
+    seed_python_numpy_torch(5)
+    DrawWatch().begin()
     assert draws() == expected
