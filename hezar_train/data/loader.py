@@ -451,11 +451,11 @@ class MapSource:
             while ahead := list(itertools.islice(alike, max(1, chunk_size // len(offsets)))):
                 firsts = np.fromiter((span.first for span in ahead), np.int64)
                 for span, indices in zip(ahead, index_at(firsts[:, None] + offsets), strict=True):
-                    window = Window(span.first, span.count, span.ends_epoch, [])
-                    window.indices = [indices[start:end] for start, end in edges]
-                    window.sizes = [size for _, size in cells]
-                    window.firsts = [span.first + first for first, _ in cells]
-                    yield window
+                    yield Window(
+                        span.first, span.count, span.ends_epoch, [],
+                        indices=[indices[start:end] for start, end in edges], sizes=[size for _, size in cells],
+                        firsts=[span.first + first for first, _ in cells],
+                    )  # fmt: skip
                 chunk_size = min(chunk_size * CHUNK_GROWTH, LARGEST_CHUNK_SIZE)
 
     def _index_at(self, plan: Plan, epoch: int) -> Callable[[Indices], Indices]:

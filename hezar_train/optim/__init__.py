@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hezar_train.optim.curves import Pace
 from hezar_train.optim.forecast import idle_part, idle_warning
-from hezar_train.optim.optimizers import build_optimizer, largest_group, optimizer_names, parameter_groups
+from hezar_train.optim.optimizers import DirectStep, build_optimizer, largest_group, optimizer_names, parameter_groups
 from hezar_train.optim.schedule import (
     MomentumSchedule,
     Schedule,
@@ -21,6 +21,7 @@ from hezar_train.optim.schedulers import CurveLR, build_scheduler, scheduler_nam
 
 __all__ = [
     "CurveLR",
+    "DirectStep",
     "MomentumSchedule",
     "Pace",
     "Schedule",

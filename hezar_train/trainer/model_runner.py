@@ -205,7 +205,10 @@ def refuse_unused_criterion(runners: Iterable[ModelRunner], *, resumes: bool) ->
 def labels_of(batch: Any) -> Any:
     """Find a batch's labels: under "labels" or "label", or last in a tuple."""
     if isinstance(batch, MAPPING):
-        return next((batch[key] for key in LABEL_KEYS if key in batch), None)
+        for key in LABEL_KEYS:
+            if key in batch:
+                return batch[key]
+        return None
     if isinstance(batch, list | tuple):
         return batch[-1] if len(batch) > 1 else None
     return None

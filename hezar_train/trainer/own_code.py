@@ -35,6 +35,7 @@ class OwnSteps:
     def __init__(self, ctx: Context | None = None, num_processes: int = 1) -> None:
         self._ctx, self._num_processes = None if ctx is None else weakref.ref(ctx), num_processes
         self._watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._hooks: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
         self.is_ours = False
         """Whether the step under way is the trainer's own."""
 
@@ -43,8 +44,17 @@ class OwnSteps:
         if self._ctx is None or optimizer in self._watched:
             return
         self._watched.add(optimizer)
-        optimizer.register_step_pre_hook(lambda *_: None if self.is_ours else self._before(gather, is_scaled))
-        optimizer.register_step_post_hook(lambda *_: None if self.is_ours else self._after())
+        hooks = (
+            lambda *_: None if self.is_ours else self._before(gather, is_scaled),
+            lambda *_: None if self.is_ours else self._after(),
+        )
+        optimizer.register_step_pre_hook(hooks[0])
+        optimizer.register_step_post_hook(hooks[1])
+        self._hooks.update(hooks)
+
+    def is_hook(self, hook: object) -> bool:
+        """Tell whether a hook of an optimizer is one of these, which do nothing in the trainer's own steps."""
+        return hook in self._hooks
 
     def _learning(self) -> Context | None:
         """Return the context if there is a batch of a learning routine that the user's own step belongs to."""

@@ -53,7 +53,7 @@ from hezar_train.errors import ConfigError, DataError, HookError
 from hezar_train.events import EventStorage
 from hezar_train.events.run_records import Ledger
 from hezar_train.loop import DONE_BY_USER, Context, HookSet, Moment, Verbs, add_loss, refuse_non_finite, share_of
-from hezar_train.optim import Schedule
+from hezar_train.optim import DirectStep, Schedule
 from hezar_train.runtime import DataParallel, Processes, Runtime, to_device
 from hezar_train.runtime.data_parallel import gradient_mark
 from hezar_train.runtime.sharding import gradient_norm, local_gradients
@@ -374,6 +374,7 @@ class Optimization:
         self._own_steps.watch(optimizer, partial(_call_weak, gather), is_scaled=scaler is not None)
         if data_parallel is not None:
             data_parallel.watch(optimizer)
+        self._step_optimizer = DirectStep(optimizer, self._own_steps.is_hook)
 
     def _list_parameters(self) -> list[Tensor]:
         """List what the optimizer steps, if its groups have changed; return what is new in it.
@@ -489,7 +490,7 @@ class Optimization:
         self._own_steps.is_ours = True
         try:
             if self._scaler is None:
-                self.optimizer.step()  # looked up each time: schedulers and users wrap it
+                self._step_optimizer()
                 return True
             # The scaler does not say whether it has stepped. After an overflow it skips the step and lowers its scale;
             # otherwise it keeps or raises it. So a scale that has not fallen means that the step was applied.

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LinearLR
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hezar_train.errors import ConfigError
-from hezar_train.optim import build_optimizer, largest_group, optimizer_names, parameter_groups
+from hezar_train.optim import DirectStep, build_optimizer, largest_group, optimizer_names, parameter_groups
 
 CPU = torch.device("cpu")
 
@@ -341,3 +343,110 @@ def test_the_collector_works_again_after_an_optimizer_that_cannot_be_built(monke
     with pytest.raises(ConfigError):
         build("adamw", betas=(2.0, 2.0))
     assert gc.isenabled()
+
+
+def stepped(optimizer: Optimizer, num_steps: int, step: Any) -> list[torch.Tensor]:
+    for number in range(num_steps):
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.full_like(parameter, number + 1.0)
+        step()
+    return [parameter.detach().clone() for parameter in optimizer.param_groups[0]["params"]]
+
+
+class TestDirectStep:
+    """What torch puts around a step is passed by, unless somebody would see it."""
+
+    @staticmethod
+    def known(hook: object) -> bool:
+        return getattr(hook, "__name__", "") == "of_no_use"
+
+    @pytest.fixture
+    def optimizer(self) -> Optimizer:
+        optimizer: Optimizer = build("adamw")
+        LinearLR(optimizer)  # which wraps its step
+        return optimizer
+
+    @pytest.fixture
+    def step(self, optimizer: Optimizer) -> DirectStep:
+        step = DirectStep(optimizer, self.known)
+        stepped(optimizer, 2, step)
+        return step
+
+    def calls_of_torchs(self, optimizer: Optimizer, step: DirectStep, monkeypatch: pytest.MonkeyPatch) -> int:
+        """Count in how many of three steps torch's own way is taken, which opens a record for its profiler."""
+        names: list[str] = []
+        plain = torch.autograd.profiler.record_function.__init__
+
+        def noted(self: Any, name: str, args: str | None = None) -> None:
+            names.append(name)
+            plain(self, name, args)
+
+        monkeypatch.setattr(torch.autograd.profiler.record_function, "__init__", noted)
+        stepped(optimizer, 3, step)
+        return sum(name.startswith("Optimizer.step") for name in names)
+
+    @pytest.mark.parametrize("name", sorted({*optimizer_names()} - {"sparseadam"}))
+    def test_it_takes_the_same_steps(self, name: str) -> None:
+        one, other = build(name), build(name)
+        assert all(map(torch.equal, stepped(one, 5, DirectStep(one, self.known)), stepped(other, 5, other.step)))
+
+    def test_it_leaves_out_what_nobody_sees(self, optimizer: Any, step: Any, monkeypatch: Any) -> None:
+        def of_no_use(*_: Any) -> None: ...
+
+        optimizer.register_step_pre_hook(of_no_use)
+        stepped(optimizer, 1, step)
+        assert self.calls_of_torchs(optimizer, step, monkeypatch) == 0
+        assert torch.is_grad_enabled()
+
+    def test_a_scheduler_knows_of_the_steps(self, recwarn: pytest.WarningsRecorder) -> None:
+        optimizer = build("adamw")
+        scheduler, step = LinearLR(optimizer), DirectStep(optimizer, self.known)
+        for _ in range(3):
+            stepped(optimizer, 1, step)
+            scheduler.step()
+        assert not list(recwarn)
+
+    @pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+    def test_a_hook_is_called_as_long_as_it_is_there(self, optimizer: Any, step: Any, register: str) -> None:
+        seen: list[int] = []
+        handle = getattr(optimizer, register)(lambda *_: seen.append(1))
+        stepped(optimizer, 3, step)
+        assert len(seen) == 3
+        handle.remove()
+        stepped(optimizer, 3, step)
+        assert len(seen) == 3
+
+    @pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+    def test_a_hook_of_all_optimizers_is_called(self, optimizer: Any, step: Any, register: Any) -> None:
+        seen: list[int] = []
+        handle = register(lambda *_: seen.append(1))
+        try:
+            stepped(optimizer, 3, step)
+        finally:
+            handle.remove()
+        assert len(seen) == 3
+
+    def test_a_step_that_is_wrapped_is_called(self, optimizer: Any, step: Any) -> None:
+        seen: list[int] = []
+        plain = optimizer.step
+        optimizer.step = lambda *given: (seen.append(1), plain(*given))[1]
+        stepped(optimizer, 3, step)
+        assert len(seen) == 3
+
+    def test_a_step_of_the_class_that_is_replaced_is_called(self, optimizer: Any, step: Any, monkeypatch: Any) -> None:
+        seen: list[int] = []
+        del optimizer.step  # the scheduler's wrapper, which would call the one that it has wrapped
+        monkeypatch.setattr(AdamW, "step", lambda self, closure=None: seen.append(1))
+        stepped(optimizer, 3, step)
+        assert len(seen) == 3
+
+    def test_a_profiler_sees_each_step(self, optimizer: Any, step: Any) -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            stepped(optimizer, 3, step)
+        counts = {event.key: event.count for event in profile.key_averages()}
+        assert counts["Optimizer.step#AdamW.step"] == 3
+
+    def test_an_optimizer_of_a_users_own_is_stepped_by_its_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        optimizer = KeywordOptimizer([nn.Parameter(torch.ones(2))], lr=0.1)
+        step = DirectStep(optimizer, self.known)
+        assert self.calls_of_torchs(optimizer, step, monkeypatch) == 3
