@@ -121,25 +121,17 @@ def _seed_accelerator(backend: Any, index: int | None, value: int) -> None:
     backend.default_generators[backend.current_device() if index is None else index].manual_seed(value)
 
 
-def _python_mark() -> Any:
-    """Return what changes with every draw from python's generator."""
-    return (bytes(_python_words), _python_generator.gauss_next) if _python_words is not None else random.getstate()
-
-
-def _numpy_mark() -> bytes:
-    """Return what changes with every draw from numpy's generator, but for the second of a pair of normal draws."""
-    generator = _get_bit_generator()
-    return bytes(_numpy_words) if generator is _numpy_generator else pickle.dumps(generator.state)
-
-
-def _torch_mark() -> bytes:
-    """Return what changes with every draw from torch's generator."""
-    return bytes(_torch_memory) if _torch_memory is not None else torch.default_generator.get_state().numpy().tobytes()
-
-
 def generator_marks() -> tuple[Any, ...]:
-    """Return what changes with every draw from the three global generators of the CPU, to be compared later."""
-    return _python_mark(), _numpy_mark(), _torch_mark()
+    """Return what changes with every draw from one of the three global generators of the CPU, to be compared later.
+
+    The second of a pair of normal draws from numpy's, which is kept elsewhere, does not show.
+    """
+    numpys = _get_bit_generator()
+    return (
+        (bytes(_python_words), _python_generator.gauss_next) if _python_words is not None else random.getstate(),
+        bytes(_numpy_words) if numpys is _numpy_generator else pickle.dumps(numpys.state),
+        bytes(_torch_memory) if _torch_memory is not None else torch.default_generator.get_state().numpy().tobytes(),
+    )
 
 
 class DrawWatch:

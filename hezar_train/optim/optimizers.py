@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -281,21 +282,22 @@ def largest_group(optimizer: Optimizer) -> int:
     return sizes.index(max(sizes))
 
 
+@dataclass(slots=True)
 class DirectStep:
     """Step an optimizer of torch's past what torch puts around each step for hooks and profilers, while there are none.
 
-    That is a quarter of the time of a step over a few small parameters. Any other optimizer, and one whose `step` somebody has
-    wrapped, that has a hook beside those `of_no_use` here, or that is profiled, is stepped by its `step()`.
+    That is a quarter of the time of a step over a few small parameters. Any other optimizer, and one whose `step`
+    somebody has wrapped, that has a hook beside those `of_no_use`, or that is profiled, is stepped by its `step()`.
     """
 
-    def __init__(self, optimizer: Optimizer, of_no_use: Callable[[object], bool]) -> None:
-        self._optimizer, self._of_no_use = optimizer, of_no_use
-        self._around: tuple[Any, ...] | None = None
-        self._bare: Callable[[Optimizer], object] | None = None
+    optimizer: Optimizer
+    of_no_use: Callable[[object], bool]
+    _around: tuple[Any, ...] | None = field(default=None, init=False)
+    _bare: Callable[[Optimizer], object] | None = field(default=None, init=False)
 
     def __call__(self) -> None:
         """Step; what is around it is looked at each time, because hooks come and go at any time."""
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         around = (
             vars(optimizer).get("step"),
             type(optimizer).step,
@@ -317,7 +319,7 @@ class DirectStep:
 
     def _find_bare(self, own: Any, of_class: Any, *hooks: object) -> Callable[[Optimizer], object] | None:
         """Return the step that torch has wrapped; None where anybody else may want to know of it."""
-        is_torchs = type(self._optimizer).__module__.startswith("torch.optim.") and getattr(of_class, "hooked", False)
+        is_torchs = type(self.optimizer).__module__.startswith("torch.optim.") and getattr(of_class, "hooked", False)
         # a scheduler of torch's wraps the step to see that there is one, and tells what it has wrapped
         is_plain = own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is of_class)
-        return of_class.__wrapped__ if is_torchs and is_plain and all(map(self._of_no_use, hooks)) else None
+        return of_class.__wrapped__ if is_torchs and is_plain and all(map(self.of_no_use, hooks)) else None
