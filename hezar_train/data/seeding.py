@@ -147,21 +147,17 @@ class DrawWatch:
 
     def begin(self) -> None:
         """Begin to watch."""
-        if not _is_numpy_just_seeded():
+        first, second = _numpy_words[:2]
+        place = _numpy_words[NUM_WORDS]
+        # as the Mersenne twister's own seeding leaves them, so that no normal draw can wait
+        is_just_seeded = place == NUM_WORDS and second == (1812433253 * (first ^ first >> 30) + 1) & HALF_WORD
+        if not is_just_seeded or _get_bit_generator() is not _numpy_generator:
             np.random.seed(0)
         self._before = generator_marks()
 
     def has_drawn(self) -> bool:
         """Tell whether something was drawn since."""
         return generator_marks() != self._before
-
-
-def _is_numpy_just_seeded() -> bool:
-    """Tell whether numpy's generator is as a seed leaves it, so that no normal draw waits: a word follows the other."""
-    if _get_bit_generator() is not _numpy_generator or _numpy_words[NUM_WORDS] != NUM_WORDS:
-        return False
-    first, second = _numpy_words[:2]
-    return bool(second == (1812433253 * (first ^ first >> 30) + 1) & HALF_WORD)  # of the Mersenne twister's own seeding
 
 
 # To look at a generator's memory takes a fiftieth of the time of asking for its state, and what is asked here is asked

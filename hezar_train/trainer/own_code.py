@@ -35,7 +35,8 @@ class OwnSteps:
     def __init__(self, ctx: Context | None = None, num_processes: int = 1) -> None:
         self._ctx, self._num_processes = None if ctx is None else weakref.ref(ctx), num_processes
         self._watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._hooks: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
+        self.hooks: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
+        """What watched optimizers call at their steps; it does nothing in the trainer's own."""
         self.is_ours = False
         """Whether the step under way is the trainer's own."""
 
@@ -50,11 +51,7 @@ class OwnSteps:
         )
         optimizer.register_step_pre_hook(hooks[0])
         optimizer.register_step_post_hook(hooks[1])
-        self._hooks.update(hooks)
-
-    def is_hook(self, hook: object) -> bool:
-        """Tell whether a hook of an optimizer is one of these, which do nothing in the trainer's own steps."""
-        return hook in self._hooks
+        self.hooks.update(hooks)
 
     def _learning(self) -> Context | None:
         """Return the context if there is a batch of a learning routine that the user's own step belongs to."""

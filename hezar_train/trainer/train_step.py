@@ -374,7 +374,7 @@ class Optimization:
         self._own_steps.watch(optimizer, partial(_call_weak, gather), is_scaled=scaler is not None)
         if data_parallel is not None:
             data_parallel.watch(optimizer)
-        self._step_optimizer = DirectStep(optimizer, self._own_steps.is_hook)
+        self._step_optimizer = DirectStep(optimizer, self._own_steps.hooks.__contains__)
 
     def _list_parameters(self) -> list[Tensor]:
         """List what the optimizer steps, if its groups have changed; return what is new in it.
