@@ -142,8 +142,7 @@ class DrawWatch:
     (`torch.random.fork_rng`) stays unseen.
     """
 
-    def __init__(self) -> None:
-        self._before: tuple[Any, ...] = ()
+    _before: tuple[Any, ...] = ()
 
     def begin(self) -> None:
         """Begin to watch."""
