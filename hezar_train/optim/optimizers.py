@@ -298,14 +298,15 @@ class DirectStep:
     def __call__(self) -> None:
         """Step; what is around it is looked at each time, because hooks come and go at any time."""
         optimizer = self.optimizer
-        around = (
-            vars(optimizer).get("step"),
-            type(optimizer).step,
-            *optimizer._optimizer_step_pre_hooks.values(),
-            *optimizer._optimizer_step_post_hooks.values(),
-        )
+        own, of_class = vars(optimizer).get("step"), type(optimizer).step
+        before, after = optimizer._optimizer_step_pre_hooks.values(), optimizer._optimizer_step_post_hooks.values()
+        around = (own, of_class, *before, *after)
         if around != self._around:
-            self._around, self._bare = around, self._find_bare(*around)
+            is_torchs = type(optimizer).__module__.startswith("torch.optim.") and hasattr(of_class, "hooked")
+            # a scheduler of torch's wraps the step to see that there is one, and tells what it has wrapped
+            is_plain = own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is of_class)
+            is_direct = is_torchs and is_plain and all(map(self.of_no_use, (*before, *after)))
+            self._around, self._bare = around, of_class.__wrapped__ if is_direct else None  # type: ignore[attr-defined]
             optimizer.step()  # also lets a scheduler of torch's know that it steps
         elif (
             self._bare is None
@@ -316,10 +317,3 @@ class DirectStep:
             optimizer.step()
         else:
             self._bare(optimizer)
-
-    def _find_bare(self, own: Any, of_class: Any, *hooks: object) -> Callable[[Optimizer], object] | None:
-        """Return the step that torch has wrapped; None where anybody else may want to know of it."""
-        is_torchs = type(self.optimizer).__module__.startswith("torch.optim.") and getattr(of_class, "hooked", False)
-        # a scheduler of torch's wraps the step to see that there is one, and tells what it has wrapped
-        is_plain = own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is of_class)
-        return of_class.__wrapped__ if is_torchs and is_plain and all(map(self.of_no_use, hooks)) else None
