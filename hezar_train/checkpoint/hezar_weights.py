@@ -9,23 +9,26 @@ is remembered and used twice, again and again, is soon more than any memory hold
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import pickletools
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from hezar_train.checkpoint.format import refuse_odd_bools
 from hezar_train.errors import CheckpointError
+from hezar_train.run_folder import refuse_odd_file
 from hezar_train.run_layout import HEZAR_CONFIG_FILE
 
-__all__ = ["HEZAR_MODEL_FILE", "is_hezar_weights", "read_hezar_weights"]
+__all__ = ["HEZAR_MODEL_FILE", "is_hezar_weights", "read_hezar_weights", "refuse_endless_pickles"]
 
 HEZAR_MODEL_FILE = "model.pt"
 MOST_PICKLE_BYTES = 64 << 20  # a hundred thousand names need a tenth of it
@@ -44,6 +47,10 @@ DAMAGED = (
     AssertionError,
 )  # fmt: skip
 """What `torch.load` raises of a pickle that names nothing but tensors and puts them together otherwise."""
+MOST_VALUES_SHARED = 16_000_000
+"""Of a file in which values may stand in several places."""
+ARCHIVE_START, NUM_PICKLES_BEFORE_ARCHIVES = b"PK\3\4", 5
+"""How torch knows its archives, and of how many pickles a file of its earlier form is."""
 REFUSED_OPCODES = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "DUP"})
 FETCHING = frozenset({"GET", "BINGET", "LONG_BINGET"})
 REMEMBERING = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
@@ -76,8 +83,39 @@ def read_hezar_weights(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def refuse_endless_pickles(path: str | os.PathLike[str]) -> None:
+    """Raise if a file of `torch.save` makes far more than it holds; which values those are is the reader's affair."""
+    refuse_odd_file(path)
+    with Path(path).open("rb") as file:
+        try:
+            if file.read(len(ARCHIVE_START)) == ARCHIVE_START:
+                problem = _archive_problem(Path(path), lambda content: _refuse_endless(io.BytesIO(content)))
+            else:
+                file.seek(0)
+                for _ in range(NUM_PICKLES_BEFORE_ARCHIVES):
+                    _refuse_endless(file)
+                problem = None
+        except (ValueError, LookupError) as error:
+            problem = f"has a pickle that cannot be read ({error})"
+    if problem:
+        raise CheckpointError(f"{os.fspath(path)} {problem}, and is not read")
+
+
+def _refuse_endless(file: BinaryIO) -> None:
+    made = _Made()
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+        made.follow(opcode, argument)
+        if made.most > max(number + 1, MOST_VALUES_SHARED):
+            raise ValueError("it makes far more values than it holds")
+
+
 def _problem(path: Path) -> str | None:
     """Say what makes a file something else than tensors by name, as `torch.save` writes them; None if nothing does."""
+    return _archive_problem(path, lambda content: next(_strange(content), None))
+
+
+def _archive_problem(path: Path, problem_of: Callable[[bytes], str | None]) -> str | None:
+    """Say what is wrong with an archive, or with its pickle."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -90,9 +128,10 @@ def _problem(path: Path) -> str | None:
                 return "has a directory that not every reader would find"
             if len(pickles) != 1 or pickles[0].file_size > MOST_PICKLE_BYTES:
                 return "has no pickle of names of a size that weights have"
-            return next(_strange(archive.read(pickles[0])), None)
+            content = archive.read(pickles[0])
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError, struct.error):
         return "is no archive of torch.save()"
+    return problem_of(content)
 
 
 def _strange(content: bytes) -> Iterator[str]:

@@ -14,7 +14,8 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ from hezar_train.checkpoint.split_files import MODEL_INDEX_FILE
 from hezar_train.config.files import load_json, read_mapping
 from hezar_train.config.named_code import named_code, refuse_foreign_code
 from hezar_train.errors import CheckpointError, ConfigError, HubError
-from hezar_train.hub.client import Head, HubAddress, Repository, names_hub_weights, parse_address
+from hezar_train.hub import limits
+from hezar_train.hub.client import Head, HubAddress, HubUnreachableError, Repository, names_hub_weights, parse_address
 from hezar_train.hub.limits import SMALL_BYTES
 from hezar_train.hub.pushed_files import CHECKPOINTS_FOLDER, LAST, TRAIN_FOLDER
 from hezar_train.run_folder import plain_path, read_file
@@ -79,6 +81,8 @@ __all__ = [
 
 TRAINED_PARTS = (ADAPTER_FILE, TRAINED_FILE)
 MOST_MANIFEST_BYTES = 16 << 20
+MOST_FILES = 20_000
+"""Of a checkpoint, of records, of weights: a thousand processes write some thousands."""
 RECORD_FOLDERS = (f"{TRAIN_FOLDER}/{LOGS_FOLDER}/", f"{TRAIN_FOLDER}/{EVALUATIONS_FOLDER}/")
 RECORD_FILES = (f"{TRAIN_FOLDER}/{LEDGER_FILE}", f"{TRAIN_FOLDER}/{BEST_FILE}")
 RECORD_SUFFIXES = frozenset({".json", ".jsonl", ".csv"})
@@ -210,7 +214,8 @@ def fetch_weights(address: str | HubAddress, cache_dir: str | os.PathLike[str] |
         raise CheckpointError(_no_weights(place, head))
     _refuse_large(head, MODEL_INDEX_FILE, place.repo_id)
     index = fetch(MODEL_INDEX_FILE)
-    for name in _shards(index, head, place):
+    names = _shards(index, head, place)
+    for name in _one_by_one(repository, names, sum(head.files[name] or 0 for name in names)):
         fetch(name)
     return index
 
@@ -288,9 +293,28 @@ def _download(repository: Repository, head: Head, draft: Path, names: Iterable[s
     make_folder_durably(draft)
     if nbytes > (free := free_bytes(draft)):
         raise HubError(f"{repository.repo_id} needs {nbytes:,} bytes in {draft.parent}, and {free:,} are free")
-    for name in names:
+    for name in _one_by_one(repository, list(names), nbytes):
         listed = head.files.get(name)
         repository.download(name, draft, head.oid, nbytes if listed is None else listed)
+
+
+def _one_by_one(repository: Repository, names: Sequence[str], nbytes: int) -> Iterator[str]:
+    """Yield the names of files that are downloaded one after another, while all together have time left.
+
+    Each has a limit of its own, which a server that wants to keep somebody can come close to every time.
+    """
+    if len(names) > MOST_FILES:
+        raise HubError(
+            f"{repository.repo_id} would have {len(names):,} files downloaded; expected at most {MOST_FILES:,}"
+        )
+    seconds = limits.files_seconds(len(names), nbytes)
+    end = time.monotonic() + seconds
+    for number, name in enumerate(names):
+        if time.monotonic() > end:
+            raise HubUnreachableError(
+                f"{repository.repo_id} gave {number} of {len(names)} files within {seconds:.0f} seconds: given up."
+            )
+        yield name
 
 
 def _prove(folder: Path, manifest: Manifest, own_config: Mapping[str, Any] | None, place: HubAddress) -> None:

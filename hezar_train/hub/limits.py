@@ -21,6 +21,7 @@ __all__ = [
     "LimitError",
     "Meter",
     "download_seconds",
+    "files_seconds",
     "limited",
     "upload_seconds",
     "within",
@@ -35,6 +36,8 @@ ANSWER_BYTES = 64 << 20
 """The most that the list of a repository's files may have: some 200,000 files."""
 ANSWER_SECONDS = 30.0
 SILENT_SECONDS = 30.0
+FILE_SECONDS = 3.0
+"""What each of many files may last on an average, besides the time for its bytes."""
 COMMIT_SECONDS = 120.0
 LEAST_BYTES_PER_SECOND = 50_000
 WATCH_SECONDS = 0.05
@@ -105,6 +108,11 @@ def limited(pieces: Iterable[bytes]) -> bytes:
 def download_seconds(num_bytes: int) -> float:
     """Return how long a download may last as a whole."""
     return ANSWER_SECONDS + num_bytes / LEAST_BYTES_PER_SECOND
+
+
+def files_seconds(num_files: int, num_bytes: int) -> float:
+    """Return how long the downloads of many files may last together."""
+    return download_seconds(num_bytes) + FILE_SECONDS * num_files
 
 
 def upload_seconds(num_bytes: int) -> float:

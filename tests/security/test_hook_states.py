@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +313,38 @@ def test_no_door_gives_an_optimizer_averages_of_another_size() -> None:
     kept.load_state_dict({"names": {"own": form}, "frozen": [], "of_round": []})
     with pytest.raises(CheckpointError, match="exp_avg of a parameter of shape"):
         kept.put_back(is_last=False)
+
+
+DOUBLED = b"K\x01\x85q\x00" + b"".join(b"h%c\x86q%c" % (level - 1, level) for level in range(1, 60))
+"""A tuple that holds the one before it twice, sixty times."""
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+@pytest.mark.parametrize("content", [b"}" + DOUBLED + b"K\x01s.", b"}K\x01" + DOUBLED + b"s."])
+def test_a_file_of_lernomatic_s_that_makes_more_than_it_holds_is_refused_at_once(
+    tmp_path: Path, is_archive: bool, content: bytes
+) -> None:
+    path = tmp_path / "history.pt"
+    if is_archive:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("history/data.pkl", b"\x80\x02" + content)
+            archive.writestr("history/version", "3\n")
+    else:
+        torch.save({"a": 1}, path, _use_new_zipfile_serialization=False)
+        whole = pickle.dumps({"a": 1}, 2)
+        assert whole in path.read_bytes()
+        path.write_bytes(path.read_bytes().replace(whole, b"\x80\x02" + content))
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match="far more values than it holds"):
+        read_file(path)
+    assert time.process_time() - began < 5
+
+
+def test_a_file_of_lernomatic_s_in_torch_s_earlier_form_is_read(tmp_path: Path) -> None:
+    shared = [1.0, 2.0]
+    torch.save(
+        {"a": shared, "b": shared, "c": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False
+    )
+    found = read_file(tmp_path / "old.pt")
+    assert (found["a"], found["b"]) == (shared, shared)
+    assert torch.equal(found["c"], torch.ones(2))

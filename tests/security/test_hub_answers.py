@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +21,7 @@ from hezar_train.checkpoint import initial_weights
 from hezar_train.checkpoint.manifest import FileRecord, Manifest
 from hezar_train.config import TrainerConfig
 from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, HubError
-from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_weights, limits
+from hezar_train.hub import fetch_checkpoint, fetch_recipe, fetch_records, fetch_weights, limits
 from hezar_train.hub.client import Repository, parse_address
 from hezar_train.hub.push import push_files
 from hezar_train.run_layout import step_of
@@ -41,7 +42,7 @@ class Liar:
         self.says: bytes | None = None
         self.packed = False
         self.cas = ""
-        self.sent = 0
+        self.sent, self.seconds = 0, 0.0
         self.stopping = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -106,6 +107,7 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
             if has_body and name in (liar.endless_on, liar.drips_on):
                 self.stream(headers, pause=0.05 if name == liar.drips_on else 0.0)
                 return
+            liar.stopping.wait(liar.seconds if has_body else 0.0)
             self.send(liar.files[name], headers, has_body)
 
         def send(self, content: bytes, headers: dict[str, str], has_body: bool) -> None:
@@ -322,6 +324,41 @@ def test_a_server_that_drips_does_not_keep_anybody(liar: Liar, monkeypatch: pyte
 def about(**changes: Any) -> bytes:
     siblings = [{"rfilename": MODEL, "size": 7}]
     return json.dumps({"id": "me/x", "modelId": "me/x", "sha": COMMIT, "siblings": siblings} | changes).encode()
+
+
+@pytest.mark.parametrize("kind", ["weights", "records"])
+def test_many_files_have_a_limit_together(
+    liar: Liar, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(limits, "FILE_SECONDS", 0.0)
+    liar.seconds = 0.3
+    fetch = _many_files(liar, kind, 40, tmp_path)
+    began = time.monotonic()
+    with pytest.raises(HubError, match=r"gave \d+ of 40 files within 2 seconds"):
+        fetch()
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("kind", ["weights", "records"])
+def test_files_without_number_are_refused_before_the_first(liar: Liar, tmp_path: Path, kind: str) -> None:
+    fetch = _many_files(liar, kind, 20_001, tmp_path)
+    with pytest.raises(HubError, match="would have 20,001 files downloaded"):
+        fetch()
+
+
+def _many_files(liar: Liar, kind: str, count: int, folder: Path) -> Callable[[], object]:
+    """Put weights or records of so many files into the repository, and return what fetches them."""
+    if kind == "weights":
+        names = [f"model-{number}.safetensors" for number in range(count)]
+        index = {"weight_map": {f"t{number}": name for number, name in enumerate(names)}}
+        liar.files = {"model.safetensors.index.json": json.dumps(index).encode()} | dict.fromkeys(names, b"weights")
+        return lambda: fetch_weights("me/x", folder)
+    names = [f"logs/{number}/metrics.json" for number in range(count)]
+    one = FileRecord(2, hashlib.sha256(b"{}").hexdigest())
+    manifest = {"train/manifest.json": Manifest(1, dict.fromkeys(names, one)).to_bytes()}
+    liar.files = manifest | {f"train/{name}": b"{}" for name in names}
+    return lambda: fetch_records("me/x", folder)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from hezar_train.checkpoint.format import ArrayForm, refuse_odd_bools
+from hezar_train.checkpoint.hezar_weights import refuse_endless_pickles
 from hezar_train.compat.lernomatic.attributes import own_values
 from hezar_train.errors import CheckpointError, a_kind
 from hezar_train.loop import Hook
@@ -182,6 +183,7 @@ def _as_tensor(value: Any) -> Any:
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read such a file, or one that lernomatic has written; nothing that it holds is run."""
     try:
+        refuse_endless_pickles(path)
         with torch.serialization.safe_globals(list(NUMPYS_NAMES)):
             found = _with_arrays(torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, EOFError) as error:
