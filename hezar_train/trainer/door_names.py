@@ -34,9 +34,8 @@ NAMES_BY_DOOR: dict[str, frozenset[str]] = {
             "train_epoch", "train_loader", "unfreeze_to", "val_epoch", "val_loader",
             "acc_history", "acc_iter", "apply_lr_schedule", "apply_mtm_schedule", "batch_size", "cur_epoch",
             "drop_last", "learning_rate", "loss_history", "loss_iter", "momentum", "mtm_scheduler", "num_epochs",
-            "num_workers", "shuffle", "test_dataset", "val_batch_size", "val_dataset", "val_loss_history",
-            "val_loss_iter",
-            "weight_decay",
+            "num_workers", "shuffle", "test_batch_size", "test_dataset", "val_batch_size", "val_dataset",
+            "val_loss_history", "val_loss_iter", "weight_decay",
         }
     ),
 }  # fmt: skip

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -108,6 +109,16 @@ def refuse_assignment(name: str) -> None:
             f"trainer.{name} was assigned, which would change nothing: `{name}` is a field of the config; {way}"
             f"{door_of(name)}."
         )
+
+
+def refuse_lost(early: Mapping[str, Any], now: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
+    """Raise if what a subclass has set before super().__init__() is not what the trainer was built with."""
+    for name, value in early.items():
+        if name in OF_PARTS and value is not None and value is not now.get(name) and value is not passed.get(name):
+            raise AttributeError(
+                f"self.{name} was set before super().__init__(), which has put its own in its place, so it would be "
+                f"lost: {OF_PARTS[name]}. What is your own needs another name."
+            )
 
 
 def reconfigure(parts: Parts, config: TrainerConfig, splits: Splits) -> Parts:

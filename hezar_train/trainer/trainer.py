@@ -78,6 +78,7 @@ from hezar_train.trainer.reconfigure import (
     reconfigure,
     refuse_assignment,
     refuse_built_in,
+    refuse_lost,
     refuse_while_learning,
     reschedule,
 )
@@ -177,6 +178,7 @@ class Trainer:
         accelerator: Accelerator | None = None,
         hooks: Iterable[Hook | None] = (),
     ) -> None:
+        passed, early = dict(locals()), dict(vars(self))
         refuse_methods_of_doors(type(self))
         refuse_methods_of_others(type(self))
         self.config, model = in_order(config, model)
@@ -207,6 +209,8 @@ class Trainer:
         self._prepare_optimizer(optimizer)
         first = FirstSettings(self.optimizer, self.build_schedule, lr_scheduler)
         self._show(self.make_parts(self._given(first)))
+        if early:
+            refuse_lost(early, vars(self), passed)
         if type(self).compute_loss is Trainer.compute_loss:
             refuse_unused_criterion([self.parts.model_runner], resumes=found is not None)
             refuse_needy_criterion(self.config.criterion, self.criterion)

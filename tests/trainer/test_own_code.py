@@ -467,6 +467,31 @@ class TestAttributes:
             setattr(own, name, value)
         assert own.train().num_samples == 20
 
+    @pytest.mark.parametrize(
+        ("name", "value"), [("criterion", nn.MSELoss()), ("optimizer", object()), ("data", [1]), ("state", {})]
+    )
+    def test_one_that_the_constructor_would_lose_is_refused(self, name: str, value: Any, toy: Build) -> None:
+        class Early(Trainer):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                setattr(self, name, value)
+                super().__init__(*args, **kwargs)
+
+        with pytest.raises(AttributeError, match=rf"self\.{name} was set before super\(\).__init__\(\)"):
+            toy(Early)
+
+    def test_one_that_is_also_passed_or_built_may_be_set_before_the_constructor(self, tmp_path: Path) -> None:
+        class Early(Trainer):
+            def __init__(self, config: TrainerConfig, dataset: Any) -> None:
+                self.config, self.train_dataset, self.model = config, dataset, nn.Linear(4, 1)
+                super().__init__(config, train_dataset=dataset)
+
+            def build_model(self) -> nn.Module:
+                return self.model
+
+        rows = [{"input": torch.rand(4), "labels": torch.rand(1)} for _ in range(8)]
+        own = Early(TrainerConfig(tmp_path, num_epochs=1, criterion="MSELoss"), rows)
+        assert own.train().num_samples == 8
+
     def test_a_field_of_the_trainers_config_cannot_be_assigned_and_a_copy_can(self, toy: Build) -> None:
         own = toy()
         with pytest.raises(ConfigError, match="num_epochs=9 was assigned to the config of a trainer that is built"):
