@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hezar_train.checkpoint.format import refuse_odd_bools
 from hezar_train.errors import CheckpointError
-from hezar_train.run_folder import refuse_odd_file
+from hezar_train.run_folder import open_file
 from hezar_train.run_layout import HEZAR_CONFIG_FILE
 
 __all__ = ["HEZAR_MODEL_FILE", "is_hezar_weights", "read_hezar_weights", "refuse_endless_pickles"]
@@ -85,8 +85,7 @@ def read_hezar_weights(path: Path) -> dict[str, Tensor]:
 
 def refuse_endless_pickles(path: str | os.PathLike[str]) -> None:
     """Raise if a file of `torch.save` makes far more than it holds; which values those are is the reader's affair."""
-    refuse_odd_file(path)
-    with Path(path).open("rb") as file:
+    with os.fdopen(open_file(path, follow_links=True), "rb") as file:
         try:
             if file.read(len(ARCHIVE_START)) == ARCHIVE_START:
                 problem = _archive_problem(Path(path), lambda content: _refuse_endless(io.BytesIO(content)))
@@ -213,7 +212,7 @@ def _ends_as_written(path: Path) -> bool:
 
     Readers look for the directory in two ways, and are led to two by a file that has both.
     """
-    with path.open("rb") as file:
+    with os.fdopen(open_file(path, follow_links=True), "rb") as file:
         end = file.seek(-END.size, 2)
         mark, *_, nbytes, start, num_comment = END.unpack(file.read(END.size))
         file.seek(max(0, end - PLACE_64.size))
