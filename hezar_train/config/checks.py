@@ -223,12 +223,16 @@ def known_name(
 
 def _path_of(value: Any) -> str:
     """Say how a class, a function or an object of a class is named that was given itself."""
-    found = value if hasattr(value, "__qualname__") else type(value)
+    is_named = hasattr(value, "__qualname__")
+    found = value if is_named else type(value)
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
     if module in (None, "builtins", "__main__") or "<" in name:
         return ""
     module = next((one for one in ("torch.nn.functional", "torch.nn", "torch.optim") if module.startswith(one)), module)
-    return f"; write '{module}.{name}'"
+    path = f"; write '{module}.{name}'"
+    if is_named:
+        return path
+    return f"{path}, which is made with its defaults; for other options, the path of a function of your own"
 
 
 def instead_of(value: str) -> str:

@@ -68,9 +68,12 @@ REMEDIES_BY_FORM = {
     SPARSE: "Return dense tensors: tensor.to_dense().",
     PICTURE: (
         "Make an array of it in the dataset, of one size for all, channels first: "
-        "np.asarray(image, dtype='float32').transpose(2, 0, 1) / 255, or ToTensor() of torchvision."
+        "np.asarray(image.convert('RGB'), dtype='float32').transpose(2, 0, 1) / 255, or ToTensor() of torchvision."
     ),
-    LARGE: "Expected -2**63 to 2**63 - 1: correct it in the dataset; of what is no class, return float(value).",
+    LARGE: (
+        "Expected -2**63 to 2**63 - 1: correct it in the dataset. A value to predict that is no class may be a float: "
+        "return float(value)."
+    ),
     "a Decimal": "Return float(value).",
     "a Fraction": "Return float(value).",
     TEXT_ARRAY: "Return numbers instead: for a label, the number of its class (0, 1, ...).",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hezar_train.config import TrainerConfig, read_mapping, write_mapping
 from hezar_train.config.named_code import named_code, texts_in
-from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, a_kind, choices, suggestion
+from hezar_train.errors import CheckpointError, ConfigError, HezarTrainError, a_kind, choices, shown_path, suggestion
 from hezar_train.events import FINISHED, end_of, read_starts
 from hezar_train.recipes.importing import import_recipe
 from hezar_train.recipes.recipe import (
@@ -160,7 +160,10 @@ def load_target(given: str, overrides: Iterable[str] = (), *, trust: bool = Fals
     if path.suffix.lower() in CONFIG_SUFFIXES and (path.parent / RECORD_FILE).is_file() and not is_beside_recipe:
         return _load_run_as_it_was(_run_of_config(path), overrides, trust=trust)
     if is_run(path) and not (path / RECIPE_NAME).is_file():
-        raise ConfigError(f"{given} is a run, not a recipe. To go on with it: hezar-train resume {given}")
+        raise ConfigError(
+            f"{given} is a run, not a recipe. Name its config: {shown_path(path / CONFIG_FILE)}; or go on with "
+            f"the run: hezar-train resume {given}"
+        )
     return load_recipe(given, overrides)
 
 

@@ -165,7 +165,8 @@ def _about_classes(logits: torch.Tensor, labels: torch.Tensor) -> str:
     if logits.ndim < 2:
         return (
             "the model gives one number for each sample; expected one for each class. Give it as many outputs as there "
-            "are classes, or set criterion='BCEWithLogitsLoss' for a yes or no (with float labels)."
+            "are classes, or set criterion='BCEWithLogitsLoss' for a yes or no (with float labels, and no sigmoid in "
+            "the model: this loss has one)."
         )
     num_rows, given = len(logits), f"the labels are {form_of(labels)}"
     if labels.ndim != logits.ndim - 1 or len(labels) != num_rows:

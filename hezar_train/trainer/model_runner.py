@@ -182,8 +182,9 @@ class ModelRunner:
         missing = [name for name in needed if name not in accepted]
         if missing:
             raise DataError(
-                f"the model's forward() needs {choices(missing)}, but the batch has only: {choices(keys)}. Give the "
-                "samples such keys in the dataset or the data_collator, or override prepare_input_batch()."
+                f"the model's forward() needs {choices(missing)}, but the batch has only: {choices(keys)}. "
+                "forward() gets each key as an argument of its name: name its arguments so, or give the samples such "
+                "keys in the dataset or the data_collator, or override prepare_input_batch()."
             )
         return None if len(accepted) == len(keys) else accepted
 

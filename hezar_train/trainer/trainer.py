@@ -336,7 +336,10 @@ class Trainer:
         With a `hooks_set`, its hooks run instead of the trainer's own.
         """
         if self.parts.loop.current is not None:
-            raise HookError("train() was called in the middle of training: do it between two calls of train().")
+            raise HookError(
+                "train() was called in the middle of training; expected one call at a time. Take the call out of the "
+                "hook or the method that makes it, and call train() again after the first has returned."
+            )
         session, status, state = self.parts.session, self.parts.status, self.state
         status.refuse_to_train(target_data_split_name)
         self._keep_own_optimizers()

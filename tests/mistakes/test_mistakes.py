@@ -146,7 +146,11 @@ USES = [
     (["resume", "runs/tiny", "--checkpoint", "4"], 2, r"'--checkpoint'\. .*another one: resume_from_checkpoint=FOLDER"),
     (["verify", "runs/tiny/checkpoints/00000004"], 2, r"is a checkpoint; expected the folder of its run.*: runs/tiny"),
     (["evaluate", "runs/tiny/checkpoints"], 2, r"is not the folder of a run.*Did you mean 'runs/tiny'\?"),
-    (["find-lr", "runs/tiny"], 2, r"runs/tiny is a run, not a recipe\. To go on with it: hezar-train resume runs/tiny"),
+    (
+        ["find-lr", "runs/tiny"],
+        2,
+        r"runs/tiny is a run, not a recipe\. Name its config: runs/tiny/train_config\.yaml; .* hezar-train resume",
+    ),
     (
         ["resume", "runs/tiny", "output_dir=x"],
         2,
