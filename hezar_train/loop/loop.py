@@ -328,7 +328,9 @@ class Routine:
                 try:
                     for call in starts:
                         call(ctx)
-                    yield step.batch  # the step is done by whoever walks; asking for the next batch goes on from here
+                    # The step is done by whoever walks; asking for the next batch goes on from here, and a step that
+                    # fails closes this generator, which raises GeneratorExit here.
+                    yield step.batch
                     if check_loss is not None and (step.loss_value is None or not step.is_loss_noted):
                         check_loss()
                     for call in ends:

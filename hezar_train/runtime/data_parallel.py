@@ -85,7 +85,11 @@ class DataParallel:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Join the gradients while the body computes them, with what earlier micro-batches have left: the last ones."""
+        """Join the gradients while the body computes them, with what earlier micro-batches have left: the last ones.
+
+        The first body of an exchange is watched, to know whether its backward can overlap at all (`_overlaps`, None
+        until then), and its gradients are joined at the end (`finish`, which joins what was not begun).
+        """
         exchange = self._current_exchange()
         if exchange is None or self._waits(exchange):
             yield

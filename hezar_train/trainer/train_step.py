@@ -414,7 +414,8 @@ class Optimization:
     def exchanging(self) -> AbstractContextManager[None]:
         """Join the gradients of all processes while the body computes those of a window's last micro-batch.
 
-        What cannot be sent during a backward, and the first one of an exchange, waits for `gather_gradients`.
+        Most of them while it runs, those of the first such backward at its end; what cannot be sent then waits for
+        `gather_gradients`.
         """
         return NOTHING if self._data_parallel is None else self._data_parallel.exchanging()
 
@@ -432,9 +433,9 @@ class Optimization:
         """Join the gradients of all processes (an average) and unscale them, once for an update, told by its window.
 
         As a rule the window's last backward has joined them by now (`exchanging`). Joined here are those that DDP could
-        not send during it (the first backward, sparse gradients, `sync_batchnorm`), and those of a user's own backward,
-        of which it was not told. Every backward of a sharded model joins its own; its processes only drop here those
-        that none of them used.
+        not send during it (sparse gradients, `sync_batchnorm`, several backwards in an update), and those of a user's
+        own backward, of which it was not told. Every backward of a sharded model joins its own; its processes only drop
+        here those that none of them used.
         """
         self._list_parameters()
         if self._gathered is update:  # no flag: whoever frees the gradients instead of `zero_grad` would leave it set
