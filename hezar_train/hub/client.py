@@ -313,19 +313,24 @@ class Repository:
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise HubError(f"{words}: {_line(error)} {LOGIN_ADVICE}") from None
         except LocalEntryNotFoundError as error:  # what the client says when the server does not answer
-            raise HubUnreachableError(f"{words}: {_line(error)}") from None
+            raise HubUnreachableError(f"{words}: {_line(error)} {self._where_to_look()}") from None
         except HfHubHTTPError as error:
             raise _error_of_status(words, error) from None
         except EntryNotFoundError as error:
             raise HubError(f"{words}: {_line(error)}") from None
         except OfflineModeIsEnabled as error:
             raise HubError(f"{words}: {_line(error)} Unset HF_HUB_OFFLINE to reach it.") from None
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError) as error:  # the last: what Xet raises
+        except (httpx2.TransportError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
+            raise HubUnreachableError(f"{words}: {_line(error)} {self._where_to_look()}") from None
+        except (httpx2.HTTPError, OSError, RuntimeError) as error:  # the last: what Xet raises
             raise HubUnreachableError(f"{words}: {_line(error)}") from None
         except (AttributeError, LookupError, TypeError) as error:  # what the client does with an answer of another form
             raise HubError(f"{words}: the answer is not of the form that the Hub gives: {_line(error)}") from None
         except ValueError as error:  # a name, or metadata of the card, that the Hub does not allow
             raise HubError(f"{words}: {_line(error)}") from None
+
+    def _where_to_look(self) -> str:
+        return f"{redact(self._api.endpoint)} was asked: check the network and HF_ENDPOINT."
 
 
 def _size(source: Path | bytes) -> int:

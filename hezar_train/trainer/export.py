@@ -7,8 +7,10 @@ refused: it would have to be unpickled.
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,6 +54,11 @@ __all__ = [
     "shared_names",
     "take_parameters",
 ]
+
+NO_PLACE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
+}
 
 
 def shared_names(model: nn.Module, local_parts: Iterable[str] | None, *, with_untrained: bool) -> list[str]:
@@ -141,6 +148,7 @@ def export(
                 "it out, or save the whole model with merge=True."
             )
 
+    @_writing_to(path)
     def write() -> None:
         below = path / names.subfolder
         below.mkdir(parents=True, exist_ok=True)
@@ -175,6 +183,7 @@ def export_merged(
 
     most = None if max_shard_size is None else most_bytes(max_shard_size)
 
+    @_writing_to(path)
     def write() -> None:
         path.mkdir(parents=True, exist_ok=True)
         merged: Any = merged_copy(model) if has_adapters(model) else unwrap(model)
@@ -190,6 +199,21 @@ def export_merged(
         checkpointing.write_preprocessor(path)
 
     processes.on_main(write)
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    """Refuse a folder that cannot be made or written to; all other errors pass, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        place = Path(error.filename or "")
+        if error.errno not in NO_PLACE or not (place.is_relative_to(folder) or place in folder.parents):
+            raise
+        raise ConfigError(
+            f"{folder} cannot be written to: {error.strerror}. Expected a folder, or a place where one can be made. "
+            "Name another: save(FOLDER)"
+        ) from error
 
 
 def _save_model_config(model: nn.Module, path: Path, filename: str) -> None:

@@ -285,6 +285,15 @@ def test_a_damaged_checkpoint_names_another_one_only_where_there_is_one(ask: Ask
     assert "--checkpoint last" not in answer[1]
 
 
+def test_a_hub_that_cannot_be_reached_says_where_to_look(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    check(
+        ask("reproduce", "me/digits"),
+        1,
+        r"me/digits could not be read: ConnectError: .* http://127\.0\.0\.1:9 was asked: check the network and HF_",
+    )
+
+
 @pytest.mark.usefixtures("trained")
 def test_a_removed_recipe_is_asked_for(ask: Ask) -> None:
     shutil.rmtree("recipes")
