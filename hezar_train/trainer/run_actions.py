@@ -110,7 +110,10 @@ class RunActions:
         self._files = self._pusher = None
 
     def log(self) -> None:
-        """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put."""
+        """Write a row: the mean loss since the start and since the last row, rate, norm, pace, and what hooks put.
+
+        `train.step_loss`, which is put at every update, is in no row (`OWN_NAMES`).
+        """
         state = self.state
         measured = {name: value for name, value in self.storage.unlogged().items() if name not in OWN_NAMES}
         values: dict[str, Scalar] = {**measured, **state.mean_loss()}
