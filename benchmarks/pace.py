@@ -572,30 +572,23 @@ def versions_of(contestants: list[str]) -> dict[str, str]:
 
 def plot(measurements: list[Measured], path: Path) -> None:
     """Draw the ratios of each workload as bars over the floor; grey is what the floor differs from itself by."""
-    import matplotlib as mpl
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    mpl.use("svg" if path.suffix == ".svg" else "agg")
-    mpl.rcParams.update({"svg.hashsalt": "pace", "svg.fonttype": "none", "font.size": 8})
-    from matplotlib import pyplot
-
-    figure, rows = pyplot.subplots(
-        len(measurements),
-        1,
-        figsize=(7, 0.6 + sum(0.4 + 0.22 * len(one.seconds) for one in measurements)),
-        squeeze=False,
-    )
-    for axes, measured in zip(rows.flat, measurements, strict=True):
-        names = list(measured.ratios)
-        colours = ["tab:blue" if name == TRAINER else "tab:gray" for name in names]
-        bars = axes.barh(names, measured.ratios.values(), color=colours)
-        axes.bar_label(bars, fmt="%.2f", padding=2)
-        axes.axvspan(1.0, 1.0 + measured.noise, color="black", alpha=0.15)
-        axes.axvline(1.0, color="black", linewidth=0.8)
-        axes.margins(x=0.1)
-        axes.invert_yaxis()
-        axes.set_title(f"{measured.workload}: seconds of a step, bare loop = 1")
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    heights = [0.6 + 0.22 * len(one.seconds) for one in measurements]
+    with rc_context({"svg.hashsalt": "pace", "svg.fonttype": "none", "font.size": 8}):
+        figure = Figure(figsize=(7, sum(heights)), layout="tight")
+        column = figure.subplots(len(measurements), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, measured in zip(column, measurements, strict=True):
+            names, ratios = list(measured.ratios), list(measured.ratios.values())
+            axes.axvspan(1.0, 1.0 + measured.noise, color="0.85", zorder=0)
+            bars = axes.barh(names, ratios, color=["tab:blue" if name == TRAINER else "tab:gray" for name in names])
+            axes.axvline(1.0, color="black", linewidth=0.8)
+            axes.bar_label(bars, fmt="%.2f", padding=2)
+            axes.margins(x=0.1)
+            axes.invert_yaxis()
+            axes.set_title(f"{measured.workload}: time of a step, the bare loop's is 1")
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def write_json(measurements: list[Measured], path: Path) -> None:
