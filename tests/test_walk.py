@@ -42,7 +42,7 @@ BUDGET = {
     "a quiet step": Distance(functions=69, files=19, changes=42),
     "a step with log, save and evaluation": Distance(functions=461, files=53, changes=504),
     "resume": Distance(functions=505, files=68, changes=1350),  # readers believe nothing: many small checks
-    "the whole": Distance(functions=1062, files=82, changes=4200),
+    "the whole": Distance(functions=1066, files=82, changes=4215),
 }
 
 

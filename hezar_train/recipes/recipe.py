@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import logging
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,8 @@ __all__ = [
     "recipe_names",
     "shipped_root",
 ]
+
+logger = logging.getLogger(__name__)
 
 RECIPE_NAME = "recipe.py"
 CONFIG_NAME = "config.yaml"
@@ -214,14 +216,17 @@ def _to_section(name: str) -> str:
 def overridden(
     fields: dict[str, Any], options: dict[str, Any], overrides: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return fields and options with each `key=value` in its place; `recipe.key` is an option's."""
+    """Return fields and options with each `key=value` in its place; `recipe.key` is an option's.
+
+    Of two with one name the last counts, as on any command line, and that is said.
+    """
     fields, options = dict(fields), dict(options)
-    pairs = [_override(text) for text in overrides]
-    for key, given in Counter(key for key, _ in pairs).items():
-        if given > 1:
-            values = ", ".join(repr(value) for name, value in pairs if name == key)
-            raise ConfigError(f"{key!r} is given {given} times ({values}); expected once. Keep the one that is meant.")
-    for key, value in pairs:
+    last: dict[str, Any] = {}
+    for key, value in map(_override, overrides):
+        if last.setdefault(key, value) != value:
+            logger.warning("%s is given as %r and as %r: the last one counts.", key, last[key], value)
+        last[key] = value
+    for key, value in last.items():
         if key.startswith(OPTION_PREFIX):
             options[key.removeprefix(OPTION_PREFIX)] = value
         else:

@@ -123,7 +123,8 @@ def test_a_text_without_a_known_piece_is_a_sample_all_the_same(recipe: ModuleTyp
 
 
 def test_a_run_learns_topics_and_tells_them_of_new_texts(tmp_path: Path) -> None:
-    options = ["recipe.width=32", "num_epochs=1", "learning_rate=0.005", "lr_scheduler=", f"output_dir={tmp_path}/run"]
+    options = ["recipe.width=32", "num_epochs=1", "learning_rate=0.005", f"output_dir={tmp_path}/run"]
+    options += ["lr_scheduler=", "lr_scheduler_kwargs="]
     trainer = build_trainer(load_recipe(FOLDER, options))
     before = trainer.evaluate()["accuracy"]
     assert trainer.train().metrics["evaluation.accuracy"] > before + 0.2
