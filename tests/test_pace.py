@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("pace")
 
 
-def measured(pace: ModuleType, trainer: float, again: float = 1.0, workload: str = "tiny") -> object:
+def measured(pace: ModuleType, trainer: float, again: float = 1.0, workload: str = "tiny") -> Any:
     """What a bare loop of one second, the same once more, and the trainer would have been measured as."""
     seconds = {pace.FLOOR: [1.5, 1.0], pace.FLOOR_AGAIN: [again], pace.TRAINER: [9.0, trainer]}
     return pace.Measured(workload, seconds)
@@ -51,8 +52,12 @@ def test_what_the_bare_loop_differs_from_itself_by_is_added_to_the_limit(
 ) -> None:
     assert pace.judge(measured(pace, 1.12, again=1.03))
     assert not pace.judge(measured(pace, 1.14, again=1.03))
-    assert pace.judge(measured(pace, 1.0, again=0.97)), "the faster of the two bare loops is the floor"
     assert "limit 1.10 + 0.030 = 1.130" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("again", [0.5, 2.0])
+def test_ratios_are_to_the_faster_of_the_two_bare_loops(again: float, pace: ModuleType) -> None:
+    assert measured(pace, 1.0, again=again).ratios[pace.TRAINER] == 1.0 / min(again, 1.0)
 
 
 def test_a_library_that_is_not_installed_is_told_with_its_command_and_the_others_go_on(
