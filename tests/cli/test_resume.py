@@ -157,4 +157,4 @@ def test_the_config_of_a_run_starts_another_one(invoke: Invoke, trained: Path, t
     done = invoke("train", "runs/sums/train_config.yaml", "output_dir=runs/again")
     assert done.exit_code == 0
     assert weights(tmp_path / "runs/again", 6) == weights(trained, 6)
-    assert "To go on with it: hezar-train resume runs/sums" in invoke("train", "runs/sums").stderr
+    assert "or go on with the run: hezar-train resume runs/sums" in invoke("train", "runs/sums").stderr
