@@ -224,7 +224,7 @@ def overridden(
     last: dict[str, Any] = {}
     for key, value in map(_override, overrides):
         if last.setdefault(key, value) != value:
-            logger.warning("%s is given as %r and as %r: the last one counts.", key, last[key], value)
+            logger.warning("%s is given more than once: the last one counts.", key)  # not the values: one may be secret
         last[key] = value
     for key, value in last.items():
         if key.startswith(OPTION_PREFIX):

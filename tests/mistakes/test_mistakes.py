@@ -145,7 +145,7 @@ USES = [
     (
         ["train", "tiny", "--fast-dev-run", "max_steps=2", "max_steps=3"],
         0,
-        r"is given as 2 and as 3: the last.*3/3",
+        r"max_steps is given more than once: the last.*3/3",
     ),
     (["resume", "runs/tiny", "--checkpoint", "4"], 2, r"'--checkpoint'\. .*another one: resume_from_checkpoint=FOLDER"),
     (["verify", "runs/tiny/checkpoints/00000004"], 2, r"is a checkpoint; expected the folder of its run.*: runs/tiny"),

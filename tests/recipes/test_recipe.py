@@ -17,7 +17,7 @@ from hezar_train.recipes import (
     recipe_names,
     refuse_changed_recipe,
 )
-from hezar_train.recipes.recipe import changed_parts, hash_of
+from hezar_train.recipes.recipe import changed_parts, hash_of, overridden
 from tests.recipes.line import CONFIG, RECIPE
 
 TYPED = """\
@@ -178,3 +178,12 @@ def test_a_recipe_needs_a_model_and_data_only() -> None:
     recipe = Recipe(torch.nn.Linear(1, 1), [1])
     assert (recipe.eval_dataset, recipe.data_collator, recipe.preprocessor, recipe.metrics_handler) == (None,) * 4
     assert recipe.trainer_class is None
+
+
+def test_of_two_values_the_last_counts_and_neither_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    fields, options = overridden({}, {}, ["batch_size=8", "recipe.token=hf_one", "batch_size=8", "recipe.token=hf_two"])
+    assert fields == {"batch_size": 8}
+    assert options == {"token": "hf_two"}
+    assert [one.getMessage() for one in caplog.records] == [
+        "recipe.token is given more than once: the last one counts."
+    ]
